@@ -19,17 +19,15 @@ from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import UserError
 from baton.events import Event
-from baton.local import results
+from baton.local import begun, results
 from baton.local.results import Listed, Result, VerifiedCheckpoint
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
 from baton.runs.documents import AttachedRun
-from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run, check_name
 from baton.source import origin, prepare
 from baton.source.prepare import LoadedRecipe
-from baton.store.storage import Storage
 from baton.tracking.servers import KUBEFLOW_PAGE
 
 if TYPE_CHECKING:
@@ -354,7 +352,7 @@ def result(run_uri: str) -> Result:
     """
     opened = Run.open(run_uri)
     opened.require("recipe.json")
-    return results.result(opened)
+    return results.result(opened, begun.live_since)
 
 
 @dataclass(frozen=True)
@@ -389,9 +387,10 @@ def report(run_uri: str, *, height: int = 640) -> Report:
         UserError: there is no such run, or it has no report yet.
     """
     opened = Run.open(run_uri)
-    page = opened.need(ReportPage)
-    folder, _, name = page.report_uri.rpartition("/")
-    return Report(Storage(folder).read(name).decode(), page.report_uri, height)
+    uri = results.report_uri(opened)
+    if uri is None:
+        raise UserError(f"run {opened.uri!r} has no report.", remedy="The first checkpoint writes it.")
+    return Report(opened.storage.read(opened.path("report.html")).decode(), uri, height)
 
 
 NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}

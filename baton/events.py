@@ -381,7 +381,7 @@ class Scored(Event, kind="scored"):
 
 class AlreadyDone(Event, kind="already_done"):
     chunk: int
-    step: int
+    step: int  # its last
 
 
 class Restarted(Event, kind="restarted"):

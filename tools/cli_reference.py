@@ -47,6 +47,18 @@ INTRODUCTION = f"""\
 | 3 | the gate rejected the model |
 | 4 | a run on Kubeflow could not be followed to its end |
 | 130 | interrupted |
+
+| state of a run | meaning |
+|---|---|
+| `new` | has planned no step |
+| `running` | a live process on this machine trains or evaluates it |
+| `interrupted` | its process exited early; `baton retry` resumes it |
+| `failed`, `canceled` | a stage failed, or the run was canceled on Kubeflow |
+| `stopped` | a trial that its sweep ended early |
+| `rejected` | its gate rejected the model |
+| `succeeded` | all stages ended; for trials and runs of `verify` and `demo`, training |
+
+`status`, `runs list`, `runs show`, reports and `--json` use these words.
 """
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from baton.cli import options
 from baton.cli.display import Display, console, note, screen
+from baton.cli.local import begun_by, given
 from baton.local import forkserver
 from baton.runs.run import Run
 from baton.source import prepare
@@ -58,7 +59,8 @@ def demo(
             note(reason)
             note("the demo trains a small model from scratch instead")
         prepare.check_store(loaded)
-        with Display(0) as display:
+        words = ["demo", *([recipe] if recipe else []), *given("--set", *(overrides or ())), *given("--store", store)]
+        with begun_by(words), Display(0) as display:
             told = {
                 "undisturbed": "[bold]1[/]  undisturbed, in 1 chunk",
                 "killed": f"[bold]2[/]  the same steps in {loaded.num_chunks} chunks, killed once in each",

@@ -70,7 +70,9 @@ class _Running:
     task: TaskID
     note: str = ""
     training: str = ""  # step, loss and speed, kept for the line at its end
-    first: tuple[int, float] | None = None  # step and time at which its steps began
+    begins: int = 0  # step at which its training began
+    trained: float = 0.0  # seconds of training so far, and when the current part began; saves are left out
+    trains_since: float | None = None
 
 
 class _Elapsed(ProgressColumn):
@@ -90,7 +92,7 @@ class Display:
 
     def __init__(self, num_chunks: int, batch_size: int = 0) -> None:
         self.num_chunks, self._batch_size = num_chunks, batch_size
-        self._row_tokens = 0.0  # mean tokens of a training sequence
+        self._step_tokens = 0.0  # mean tokens of a step
         is_narrow = console.width < 100
         self._progress = Progress(
             SpinnerColumn(),
@@ -111,14 +113,16 @@ class Display:
         self._progress.stop()
 
     def heard(self, event: events.Event) -> None:
+        if isinstance(event, events.Phase):
+            self._time(event)
         if isinstance(event, events.Stage):
             self._started(event.stage) if event.state == "started" else self._ended(event.stage)
         elif line := _line(event):
             if not Verbosity.is_quiet:
                 console.print(line, markup=False)
         elif note := _note(event):
-            if isinstance(event, events.Tokens) and event.train:
-                self._row_tokens = event.tokens / event.train
+            if isinstance(event, events.Tokens) and event.train and self._batch_size:
+                self._step_tokens = event.tokens / -(-event.train // self._batch_size)
             self._note(event, note)
         if warning := _warning(event):
             console.print(warning, style="yellow", markup=False)
@@ -160,15 +164,26 @@ class Display:
             stage.told = now
             console.print(f"  {stage.shown}: {live}", markup=False)
 
+    def _time(self, event: events.Phase) -> None:
+        """Times the training of the newest stage by its phases, as the report does."""
+        in_background = event.phase in ("commit", "prune") or (event.phase == "upload" and event.step is not None)
+        if in_background or not self._running:
+            return
+        stage, now = next(reversed(self._running.values())), time.monotonic()
+        if stage.trains_since is not None:
+            stage.trained += now - stage.trains_since
+        stage.trains_since = now if event.phase == "train" else None
+        if event.phase == "restore":
+            stage.begins = event.step or 0
+
     def _speed(self, stage: _Running, event: events.Step, now: float) -> tuple[str, str]:
         """Returns step, loss, speed and time left, for a bar and for the line at the stage's end."""
         line = [f"step {event.step}/{event.of}", f"loss {event.loss:.3f}"]
         live = [f"{event.step}/{event.of}", f"loss {event.loss:.3g}"]
-        if stage.first is None:
-            stage.first = event.step, now
-        elif event.step > stage.first[0] and now > stage.first[1]:
-            rate = (event.step - stage.first[0]) / (now - stage.first[1])
-            if tokens := rate * self._batch_size * self._row_tokens:
+        seconds = stage.trained + (0.0 if stage.trains_since is None else now - stage.trains_since)
+        if event.step > stage.begins and seconds:
+            rate = (event.step - stage.begins) / seconds
+            if tokens := rate * self._step_tokens:
                 line.append(f"{tokens:,.0f} tokens/s")
                 live.append(f"{_short(tokens)} tok/s")
             live.append(f"{_clock((event.of - event.step) / rate)} left")
@@ -225,7 +240,7 @@ def _note(event: events.Event) -> str:
         case events.CheckpointCommitted():
             return f"step {event.step} saved{f', digest {event.digest[:12]}' if Verbosity.is_verbose else ''}"
         case events.AlreadyDone():
-            return f"step {event.step} is saved already"
+            return f"done before: step {event.step}"
         case events.Verified():
             return f"step {event.step} verified, {event.bytes / 1e6:.1f} MB"
         case events.Evaluating():

@@ -104,7 +104,7 @@ def retry(run: str, endpoint: str, namespace: str | None, hours: float | None) -
     name = remote.display_name
     if remote.state not in ("FAILED", "CANCELED"):
         state = (remote.state or "pending").lower()
-        raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
+        raise UserError(f"run '{name}' is {state}; expected one that has failed or was canceled.")
     try:
         submit.resume(client, remote.run_id)
     except (AwayError, RefusedError):  # whether it resumes is not known

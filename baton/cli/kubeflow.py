@@ -34,10 +34,7 @@ RETRAINED = {  # state of a retraining → in words
     "failed": "failed, the model in use stays",
 }
 ENDED = {  # state of any other run → in words
-    "succeeded": "succeeded",
     "rejected": "rejected by its gate",
-    "failed": "failed",
-    "canceled": "cancelled",
     options.UNKNOWN: "not followed to its end, may still run",
 }
 

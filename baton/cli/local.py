@@ -60,15 +60,16 @@ def run(
             recipe,
             "--run",
             local.run.name,
-            *_given("--set", *(overrides or ())),
-            *_given("--store", store),
+            *given("--set", *(overrides or ())),
+            *given("--store", store),
         ]
-        words += [*_given("--chunks", chunks), *_given("--runner", "docker" if is_docker else None)]
-        words += [*_given("--image", image), *(["--trust"] if trust else [])]
+        words += [*given("--chunks", chunks), *given("--runner", "docker" if is_docker else None)]
+        words += [*given("--image", image), *(["--trust"] if trust else [])]
         start(local, [] if loaded.origin.is_foreign and "://" not in recipe else words, json, is_docker=is_docker)
 
 
-def _given(option: str, *values: str | int | None) -> list[str]:
+def given(option: str, *values: str | int | None) -> list[str]:
+    """Returns an option as words of a command, once for each value that is there."""
     return [word for value in values if value is not None for word in (option, str(value))]
 
 
@@ -84,7 +85,7 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
         if not Verbosity.is_quiet:
             console.print(f"run [bold]{name}[/] at {escape(local.run.uri)}")
         num_chunks = 0 if local.recipe.phases else local.recipe.num_chunks
-        with begun_by(command), _stoppable(), Display(num_chunks, local.recipe.training.batch_size) as display:
+        with begun_by(command), Display(num_chunks, local.recipe.training.batch_size) as display:
             result = local.start(display.heard, containers=is_docker)
     except BatonError as error:
         if isinstance(error, UserError) or not json:
@@ -103,24 +104,19 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
 
 @contextlib.contextmanager
 def begun_by(words: Sequence[str]) -> Iterator[None]:
-    """Names the command that begins a run, and the commit of the folder here, to the run's first stage.
+    """Names the command that begins runs, and the commit of the folder here, to their first stages; takes SIGTERM.
 
     The store and the report keep it, so it has no credentials: a setting that a later one replaces may hold some.
     """
     from baton.tracking.client import without_credentials
 
+    # `baton stop` sends SIGTERM: a run in the background of a script ignores SIGINT.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = without_credentials(shlex.join(["baton", *words])) if words else None
     values = {"command": command, "commit": machine.commit() or None}
-    with processes.environment(**{ORIGIN[field]: value for field, value in values.items()}):
-        yield
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Takes SIGTERM as Ctrl-C: `baton stop` sends it, as a run in the background of a script ignores SIGINT."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with processes.environment(**{ORIGIN[field]: value for field, value in values.items()}):
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -189,6 +185,7 @@ def retrain(
                 case events.Retraining():
                     outcomes.append(event)
                 case events.Looked(decision="train"):
+                    begun.note_here(event.run, Run(Storage(loaded.store.uri), event.run).uri, words)
                     console.print(f"run [bold]{event.run}[/]: {escape(event.words)}")
                 case events.Queued():
                     console.print(f"[yellow]waiting for the retraining that runs since {event.since}[/]")
@@ -197,8 +194,8 @@ def retrain(
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image).localised()
         prepare.check_store(loaded)
         os.environ[PROCESS] = this_process()
-        words = ["run", recipe, "--if-changed", *_given("--set", *(overrides or ())), *_given("--store", store)]
-        words += _given("--chunks", chunks)
+        words = ["run", recipe, "--if-changed", *given("--set", *(overrides or ())), *given("--store", store)]
+        words += given("--chunks", chunks)
         options.resumable(words)
         with begun_by(words), Display(0 if loaded.phases else loaded.num_chunks, loaded.training.batch_size) as display:
             engine.run_recipe(

@@ -12,6 +12,7 @@ from rich.table import Table
 from baton.cli import address, options, runs
 from baton.cli.address import RunArgument
 from baton.cli.display import Display, Verbosity, console
+from baton.cli.local import begun_by, given
 from baton.cli.runs import read_public
 from baton.local import forkserver
 from baton.recipe.run import code_in
@@ -60,7 +61,8 @@ def prove(
         forkserver.start()
         prepare.check_model(loaded)
         display = _Display(0)
-        with display:
+        words = ["verify", "chunks", recipe, "--chunks", chunks, *given("--set", *(overrides or ()))]
+        with begun_by([*words, *given("--store", store)]), display:
             proof = proving.prove(
                 loaded,
                 counts,
@@ -103,7 +105,8 @@ def drill(
         prepare.check_store(loaded)
         prepare.check_model(loaded)
         display = _Display(loaded.num_chunks)
-        with display:
+        words = ["verify", "kills", recipe, "--kills", str(kills), *given("--set", *(overrides or ()))]
+        with begun_by([*words, *given("--store", store), *given("--chunks", chunks)]), display:
             report = Drill(
                 loaded,
                 kills=kills,

@@ -1,4 +1,4 @@
-"""`baton runs`: list, show, fork, prune and merge. Also the checks of checkpoints, exports and keys for `verify`."""
+"""`baton runs`: list, show, remove, fork, prune and merge. Also checks of checkpoints, exports, keys for `verify`."""
 
 import contextlib
 import itertools
@@ -31,14 +31,13 @@ from baton.cli.options import DEFAULT_STORE, Json, Overrides, answer, print_json
 from baton.errors import UserError
 from baton.local import begun, results
 from baton.recipe import load
-from baton.runs import lineage
+from baton.runs import lineage, removal
 from baton.runs.documents import ForkNote
 from baton.runs.outcomes import ExportedModel
-from baton.runs.run import Run
 from baton.signing import KEY_FILE, PublicKey, Signer
 from baton.terminal import Terminal
 
-app = typer.Typer(help="List, show, fork and prune runs", no_args_is_help=True)
+app = typer.Typer(help="List, show, remove, fork and prune runs", no_args_is_help=True)
 
 
 @app.command("list")
@@ -46,7 +45,7 @@ def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
     """List the runs of a store, newest first, with progress and origin."""
     with answer(json):
         storage = address.open_store(store or DEFAULT_STORE)
-        family = lineage.family(storage)
+        family = lineage.family(storage, begun.live_since)
         members = sorted((x for x in family.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
         if json:
             print_json({"runs": [asdict(member) for member in members]})
@@ -64,9 +63,7 @@ def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
         table.add_column("started", no_wrap=True)
         for one, origin in zip(members, origins, strict=True):
             started = one.created[:16].replace("T", " ")
-            known = begun.find(one.name, Run(storage, one.name).uri)
-            state = "running" if known and known.process else one.state
-            table.add_row(one.name, state, _steps(one), *([origin] if any(origins) else []), started)
+            table.add_row(one.name, one.state, _steps(one), *([origin] if any(origins) else []), started)
         print_table(table)
 
 
@@ -80,7 +77,8 @@ def tree(
     """Draw the origin of runs: forks, phases, retrainings and trials."""
     with answer(json):
         chosen = address.resolve(run, store).run if run else None
-        family = lineage.family(chosen.storage if chosen else address.open_store(store or DEFAULT_STORE))
+        storage = chosen.storage if chosen else address.open_store(store or DEFAULT_STORE)
+        family = lineage.family(storage, begun.live_since)
         if chosen:
             if chosen.name not in family:
                 raise UserError(f"{chosen.uri} does not exist.", remedy="`baton runs list` shows the runs of a store.")
@@ -99,18 +97,52 @@ def show_run(run: StepArgument, store: StoreOption = None, json: Json = False) -
         if found.step is not None:
             _print_manifest(*found.checkpoint(), json)
             return
-        result, rows = results.result(found.run), list(checkpoints(found.run.uri))
+        result, rows = results.result(found.run, begun.live_since), list(checkpoints(found.run.uri))
         if json:
             print_json({**result, "checkpoints": rows})
             return
-        known = begun.find(found.run.name, found.run.uri)
-        state = results.status(found.run, is_running=bool(known and known.process))["state"]
-        typer.echo(f"{result['run']}: {state}, step {result['steps']}")
+        typer.echo(f"{result['run']}: {result['state']}, step {result['steps']}")
         for row in rows:
             typer.echo(f"step {row['step']:>8}  {_listed(row)}")
+        if {row.get("parent") for row in rows} - {row["step"] for row in rows} - {None, 0, found.run.began()}:
+            typer.echo("earlier ones: removed by retention (chunks.keep)")
         for name in ("model_uri", "report_uri"):
             if uri := result.get(name):
                 typer.echo(f"{name.removesuffix('_uri')}: {uri}")
+
+
+@app.command("remove")
+def remove_runs(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN …", help=f"{address.HELP}; several are removed.", show_default=False)
+    ],
+    store: StoreOption = None,
+    is_confirmed: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove runs with all their checkpoints, exports and reports.
+
+    Asks first. Keeps data, which runs share, and forks. Refuses a run that is running, a sweep's trial, and a run whose
+    model is in use.
+    """
+    with answer(json):
+        found = list({one.uri: one for one in (address.existing(text, store).run for text in runs)}.values())
+        for one in found:
+            family = lineage.family(one.storage, begun.live_since)
+            gone = {other.name for other in found if other.uri != one.uri}
+            removal.require_removable(one, {name: member for name, member in family.items() if name not in gone})
+        sizes = {one.uri: removal.num_bytes(one) for one in found}
+        if not is_confirmed:
+            for uri, size in sizes.items():
+                typer.echo(f"{uri}  {size / 1e6:.1f} MB", err=True)
+            typer.confirm("Remove for good?", abort=True, err=True)
+        for one in found:
+            removal.remove(one)
+            begun.forget(one.name, one.uri)
+        if json:
+            print_json({"removed": [{"run_uri": uri, "bytes": size} for uri, size in sizes.items()]})
+        else:
+            typer.echo(f"freed {sum(sizes.values()) / 1e6:.1f} MB in {len(found)} run(s)")
 
 
 @app.command("fork")

@@ -25,7 +25,6 @@ from baton.cli.display import Display, console, screen
 from baton.errors import BatonError, UserError
 from baton.local import begun, results
 from baton.recipe.run import code_in
-from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run
 from baton.source import prepare
 from baton.source.origin import RecipeSource
@@ -110,7 +109,7 @@ def status(
 ) -> None:
     """Show how far a run is, and why a stage failed or waits.
 
-    Exit code: 0 for a run that succeeded, was interrupted or still runs. 1 for one that failed or was cancelled, 3 for
+    Exit code: 0 for a run that succeeded, was interrupted or still runs. 1 for one that failed or was canceled, 3 for
     a model rejected by the gate.
     """
     with options.answer(json):
@@ -126,7 +125,7 @@ def status(
         if wait and process:
             _has_ended(found.run, timeout * 3600)
             process = _process(found.run)
-        state = results.status(found.run, is_running=process is not None)
+        state = results.status(found.run)
         if json:
             options.print_json({**state, "pid": process.pid if process else None})
         else:
@@ -150,7 +149,7 @@ def _print_status(state: results.Status, process: psutil.Process | None) -> None
     for name, uri in (("run", state["run_uri"]), ("report", state["report_uri"]), ("model", state["model_uri"])):
         if uri:
             typer.echo(f"{name + ':':8}{uri}")
-    if state["state"] in ("interrupted", "failed"):
+    if state["state"] in ("interrupted", "failed", "canceled"):
         typer.echo(f"next:   baton retry {state['run']}")
 
 
@@ -227,11 +226,13 @@ def open_page(
 
 def _local_page(run: Run) -> str:
     """Returns a report's path, of a copy in the cache where the store is a bucket."""
-    page = run.read(ReportPage)
-    if page is None:
-        state = results.status(run, is_running=_process(run) is not None)
-        raise UserError(f"run {run.name!r} has no report yet; it is {state['state']}.")
-    uri = results.uri_here(run, page.report_uri)
+    from baton.pages.publish import LivePage
+
+    state, known = results.status(run), begun.find(run.name, run.uri)
+    if state["state"] == "interrupted" and known and not known.endpoint:
+        LivePage(run.uri).write(is_stopped=True)  # a killed process has left a page of a run that trains, or none
+    if (uri := results.report_uri(run)) is None:
+        raise UserError(f"run {run.name!r} has no report; its state is {state['state']}.")
     if "://" not in uri:
         return uri
     folder, _, name = uri.rpartition("/")
@@ -257,7 +258,7 @@ def _comparison(texts: Sequence[str], store: str | None) -> str:
         name = f"{runs[0].name}-vs-{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     storage = runs[0].storage
     page = options.default_page(storage.root if storage.is_local else None, f"{name}.html")
-    Path(page).write_text(compare.compare(runs), encoding="utf-8")
+    Path(page).write_text(compare.compare(runs, begun.live_since), encoding="utf-8")
     return page
 
 
@@ -282,9 +283,9 @@ def stop(
         process.send_signal(signal.SIGTERM)
         if not _has_ended(found.run, STOP_S):
             raise BatonError(f"process {process.pid} has not ended after {STOP_S:.0f} s.")
-        state = results.status(found.run, is_running=False)
+        state = results.status(found.run)
         if json:
-            options.print_json({**state, "state": "stopped"})
+            options.print_json(state)
         else:
             resumes = f"resumes at step {state['saved_step']:,}" if state["saved_step"] else "starts again"
             typer.echo(f"{found.run.name}: stopped; `baton retry {found.run.name}` {resumes}")

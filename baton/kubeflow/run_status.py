@@ -630,7 +630,7 @@ PLACES = {  # end of a run → states of the stage that it ended at, the surest 
     "failed": ("FAILED", "CANCELED", UNKNOWN, "RUNNING", "PENDING", WAITING),
     "canceled": ("CANCELED", "RUNNING", "PENDING", "FAILED", UNKNOWN, WAITING),
 }
-CANCELLED = "The run was cancelled."
+CANCELLED = "The run was canceled."
 UNSAID = (
     "The pod ended without a message, as when its node is lost, memory runs out or the pod is deleted. "
     "The pod's log and the node's events have the cause."

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from baton import machine
+from baton.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,12 @@ def note_submitted(name: str, run_uri: str, endpoint: str, namespace: str | None
     _write(BegunRun(name=name, run_uri=run_uri, endpoint=endpoint, namespace=namespace or "", run_id=run_id))
 
 
+def forget(name: str, run_uri: str) -> None:
+    """Removes the note of a run that is removed."""
+    with contextlib.suppress(OSError):
+        os.remove(_path(name, run_uri))
+
+
 def find(name: str, run_uri: str | None = None) -> BegunRun | None:
     """Returns a run by its name, None for one that is not known here.
 
@@ -107,6 +114,12 @@ def find(name: str, run_uri: str | None = None) -> BegunRun | None:
             document: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
             return BegunRun(**{key: document[key] for key in BegunRun.__dataclass_fields__ if key in document})
     return None
+
+
+def live_since(run: Run) -> float | None:
+    """Returns when the process that runs a run began, in seconds since the epoch; None where none does."""
+    known = find(run.name, run.uri)
+    return known.pid_since if known and known.process else None
 
 
 def names() -> list[str]:

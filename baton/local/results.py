@@ -6,9 +6,8 @@ from baton.checkpoint.store import CheckpointStore
 from baton.documents import Json
 from baton.errors import DamagedError
 from baton.local import begun
-from baton.runs.documents import Progress
-from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, ReportPage, RunFailure
-from baton.runs.plan import Plan
+from baton.runs import lineage
+from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, RunFailure
 from baton.runs.run import Run
 from baton.store import bundle
 from baton.store.manifest import read_manifest
@@ -44,9 +43,9 @@ class Status(TypedDict):
     """Progress of a run on this machine, from its store."""
 
     run: str
-    state: str  # `running`, `succeeded`, `rejected`, `failed`, `interrupted` or `new`
+    state: lineage.State
     run_uri: str
-    step: int  # newest step trained, committed or not
+    step: int  # newest step trained, committed or not; once a run is resumed, the checkpoint's until it trains
     num_steps: int | None  # None before it has a plan
     saved_step: int  # newest checkpoint's, 0 before there is one
     loss: float | None
@@ -69,7 +68,7 @@ class Result(TypedDict):
     """A run's outcome; `skips` are the steps that its guard has found, where there are any."""
 
     run: str
-    state: str
+    state: lineage.State
     run_uri: str
     model_uri: str | None
     exports: list[Json]
@@ -82,31 +81,27 @@ class Result(TypedDict):
     skips: NotRequired[list[Json]]
 
 
-def result(run: Run) -> Result:
-    """Returns a run's outcome."""
+def result(run: Run, live_since: lineage.LiveSince = lambda run: None) -> Result:
+    """Returns a run's outcome; `live_since` tells of a process that works on it."""
     evaluation = run.read(EvaluationResult) or EvaluationResult()
-    plan = run.read(Plan)
-    report = run.read(ReportPage)
     checkpoints = [row for row in list_checkpoints(run) if "digest" in row]
     metrics = {
         f"eval_{name}_{when}": value
         for when in ("before", "after")
         for name, value in (evaluation.figures(when) or {}).items()
     }
-    done = plan is not None and any(row["step"] == plan.num_steps or row["finished"] for row in checkpoints)
     gate = evaluation.gate or GateVerdict(passed=True)
     exported = run.read(ExportedModel) if gate.passed else None
-    state = "succeeded" if exported else "failed" if gate.passed else "rejected"
     store = CheckpointStore(run)
     newest = next(store.whole(), None)
     losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
     told: Result = {
         "run": run.name,
-        "state": state if done else "failed",
+        "state": lineage.read_run(run, live_since).state,
         "run_uri": run.uri,
         "model_uri": exported.model_uri if exported else None,
         "exports": [entry.to_json() for entry in exported.exports] if exported else [],
-        "report_uri": report.report_uri if report else None,
+        "report_uri": report_uri(run),
         "steps": max((row["step"] for row in checkpoints), default=0),
         "evaluation": evaluation.summary or None,
         "gate": [line.to_json() for line in gate.lines],
@@ -118,37 +113,30 @@ def result(run: Run) -> Result:
     return told
 
 
-def status(run: Run, *, is_running: bool) -> Status:
-    """Returns how far a run is; `is_running` tells whether a process of this machine works on it."""
-    store, plan, progress, failure = CheckpointStore(run), run.read(Plan), run.read(Progress), run.read(RunFailure)
-    newest = store.newest()
-    saved = newest.step if newest else 0
-    exported, page = run.read(ExportedModel), run.read(ReportPage)
-    evaluation = run.read(EvaluationResult)
+def status(run: Run) -> Status:
+    """Returns how far a run is."""
+    member, store = lineage.read_run(run, begun.live_since), CheckpointStore(run)
+    newest, exported, failure = store.newest(), run.read(ExportedModel), run.read(RunFailure)
     losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
-    if is_running:
-        state = "running"
-    elif failure:
-        state = "failed"
-    elif evaluation and evaluation.gate and not evaluation.gate.passed:
-        state = "rejected"
-    elif exported:
-        state = "succeeded"
-    else:
-        state = "interrupted" if newest or progress or plan else "new"
     return {
         "run": run.name,
-        "state": state,
+        "state": member.state,
         "run_uri": run.uri,
-        "step": max(saved, progress.step if progress else 0),
-        "num_steps": plan.num_steps if plan else None,
-        "saved_step": saved,
+        "step": member.reached,
+        "num_steps": member.num_steps,
+        "saved_step": member.step,
         "loss": losses[-1] if losses else None,
         "resumed": num_resumes(run),
-        "error": f"{failure.stage}: {failure.message}" if failure and not is_running else None,
-        "report_uri": uri_here(run, page.report_uri) if page else None,
+        "error": f"{failure.stage}: {failure.message}" if failure and member.state != "running" else None,
+        "report_uri": report_uri(run),
         "model_uri": uri_here(run, exported.model_uri) if exported else None,
     }
+
+
+def report_uri(run: Run) -> str | None:
+    """Returns the address of a run's report, written from the first checkpoint on; None before."""
+    path = run.path("report.html")
+    return run.storage.uri(path) if run.storage.exists(path) else None
 
 
 def num_resumes(run: Run) -> int:

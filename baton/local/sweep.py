@@ -22,7 +22,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
-from baton.runs.run import Run, Sweep, now
+from baton.runs.run import ORIGIN, Run, Sweep, now
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
 
@@ -89,8 +89,12 @@ class LocalSweep:
         for preparation in begun.preparations:
             if not is_prepared(Run(self.sweep.storage, preparation["run"])):
                 prepared = load.loads(preparation["recipe"])
-                processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
-        return self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
+                with processes.environment(**{ORIGIN["until"]: "data"}):
+                    processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
+        runs = self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
+        for uri in runs:
+            begun.note_here(uri.rpartition("/")[2], uri, [])
+        return runs
 
     def _train(self, rung: PlannedRung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""

@@ -16,7 +16,7 @@ from baton.pages import quality_page
 from baton.pages.html import number
 from baton.recipe import load
 from baton.runs import documents, lineage
-from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure
+from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.tracking.servers import mlflow_url
@@ -65,6 +65,8 @@ class RunReport:
     created: str
     command: str = ""  # that began the run
     commit: str = ""  # of the code in that command's folder
+    until: str = ""  # as `RunInfo.until`
+    verdict: lineage.State | None = None  # of a trial that a rung has ended
     recipe_name: str
     recipe_yaml: str
     method: str
@@ -105,15 +107,22 @@ class RunReport:
         return self.failure is not None and not self.recipe_yaml
 
     @property
-    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled", "training", "stopped"]:
-        if self.failure:
-            return "cancelled" if self.failure.is_cancelled else "failed"
-        if self.as_of:
-            return "stopped" if self.is_stopped else "training"
-        if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
-            return "failed"
-        gate = self.evaluation.gate if self.evaluation else None
-        return "rejected" if gate and not gate.passed else "succeeded"
+    def state(self) -> lineage.State:
+        return lineage.decide_state(
+            is_running=self.is_live,
+            failure=self.failure,
+            evaluation=self.evaluation,
+            is_exported=self.export is not None,
+            is_trained=self.is_trained,
+            until=self.until,
+            has_begun=bool(self.plan or self.newest),
+            verdict=self.verdict,
+        )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the last step is saved."""
+        return bool(self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps))
 
     @property
     def steps(self) -> int:
@@ -239,13 +248,15 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
     damaged: list[int] = []
     committed = list(store.committed(lambda step, _: damaged.append(step)))
     newest = committed[0] if committed else None
-    evaluation = run.read(EvaluationResult)
+    evaluation, trial = run.read(EvaluationResult), run.read(TrialInfo)
     return RunReport(
         run=run.name,
         uri=run.uri,
         created=info.created,
         command=info.command,
         commit=info.commit,
+        until="train" if trial else info.until,
+        verdict=lineage.rung_verdicts(run.storage, trial.sweep).get(trial.id) if trial else None,
         recipe_name=recipe.name,
         recipe_yaml=load.to_yaml(recipe),
         method=recipe.training.method,

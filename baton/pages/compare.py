@@ -13,7 +13,8 @@ from baton.pages import html, plots, run_page
 from baton.pages.collect import RunReport, collect
 from baton.pages.html import count, duration, number
 from baton.pages.plots import Curve, Plot
-from baton.runs.run import Run
+from baton.runs.lineage import LiveSince
+from baton.runs.run import Run, now
 
 COLORS = ("blue", "orange", "green", "purple", "amber", "sky", "grey")
 MAX_SAMPLES = 12
@@ -34,9 +35,9 @@ class FigureRow:
     best: int | None  # index of the best run; None where that is not known, or two are equally good
 
 
-def compare(runs: Sequence[Run]) -> str:
+def compare(runs: Sequence[Run], live_since: LiveSince = lambda run: None) -> str:
     """Returns the page that compares two or more runs of a store or of several."""
-    return render([collect(run) for run in runs])
+    return render([collect(run, as_of="" if live_since(run) is None else now()) for run in runs])
 
 
 def render(reports: Sequence[RunReport]) -> str:
@@ -54,7 +55,7 @@ def render(reports: Sequence[RunReport]) -> str:
             ("Steps", [f"{report.steps:,}" for report in reports]),
             ("Chunks", [f"{len(report.targets):,}" for report in reports]),
             ("Tokens trained", [number(report.trained_tokens or None) for report in reports]),
-            ("Time in chunks", [duration(run_page.chunk_seconds(report.chunk_attempts)[0]) for report in reports]),
+            ("Time in chunks", [duration(run_page.chunk_seconds(report.chunk_attempts)) for report in reports]),
             ("Commit", [report.commit[:10] + report.commit[40:] or "—" for report in reports]),
             ("Device", [(report.newest and report.newest.fingerprint.device) or "—" for report in reports]),
         ],

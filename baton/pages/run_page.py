@@ -126,7 +126,8 @@ def throughput_plot(report: RunReport) -> Plot | None:
         rates = [(attempt, rate * attempt.tokens / per_epoch) for attempt, rate in rates if attempt.tokens]
     points: dict[float, float] = {}
     for attempt, rate in rates:
-        points |= {attempt.from_step: rate, attempt.to_step: rate}
+        # A killed attempt has left no record: its steps get the rate of its successor, which trains the same chunk.
+        points |= {min([attempt.from_step, *list(points)[-1:]]): rate, attempt.to_step: rate}
     return plots.plot(
         "Throughput of each chunk by step",
         f"{unit} per second",
@@ -314,9 +315,7 @@ def render(report: RunReport) -> str:
 def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
-    if report.state in ("training", "stopped"):
-        return ("good" if report.is_live else "warn"), _progress(report)
-    if report.state in ("failed", "cancelled"):
+    if report.state in ("failed", "canceled"):
         logged = [int(entry["step"]) for entry in report.losses[-1:]]
         reached = max([*logged, *(entry.part.step for entry in report.proof)], default=0)
         planned = max([*report.targets, report.steps])
@@ -324,9 +323,11 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
         told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
         ended = f"The run failed {where}. {told[:1].upper()}{told[1:]}."
         if failure := report.failure:
-            ended = f"The run {'was cancelled' if failure.is_cancelled else 'failed'} in {failure.stage}"
+            ended = f"The run {'was canceled' if failure.is_cancelled else 'failed'} in {failure.stage}"
             ended += "." if report.is_bare else f", {where}."
         return "bad", ended
+    if report.as_of or not report.is_trained:
+        return ("warn" if report.state in ("interrupted", "stopped") else "good"), _progress(report)
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
     extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"
@@ -339,13 +340,14 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
 def _progress(report: RunReport) -> str:
     planned = max([*report.targets, report.steps])
     if not planned:
-        return "Preparing the data." if report.is_live else "Stopped before the first step."
+        return "Preparing the data." if report.is_live else f"{report.state.capitalize()}, before the first step."
     chunk = sum(end <= report.steps for end in report.targets) + 1
     if chunk > len(report.targets):
-        what = "Trained" if report.is_live else "Stopped after training"
+        is_well = report.state in ("running", "succeeded")
+        what = "Trained" if is_well else f"{report.state.capitalize()} after training"
         place = f"all {count(planned, 'step')}"
     else:
-        what = "Training" if report.is_live else "Stopped"
+        what = "Training" if report.is_live else report.state.capitalize()
         place = f"step {report.steps:,} of {planned:,}, chunk {chunk} of {len(report.targets)}"
     losses = plots.series(report.losses, "loss")
     return f"{what}: {place}{f'; loss {number(losses[-1][1])}' if losses else ''}."
@@ -482,7 +484,15 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
         remark = f"margin {number(figures_after.get('reward_margin'))} nats"
         shown.append(("Reward accuracy", f"{accuracy:.0%}", remark))
     if report.steps:
-        shown.append(("Steps", f"{report.steps:,}", f"in {count(len(report.targets), 'chunk')}"))
+        num_chunks = len(report.targets)
+        begun = sum(end <= report.steps for end in report.targets) + 1
+        is_over = report.is_trained or begun > num_chunks
+        extent = (
+            f"in {count(num_chunks, 'chunk')}"
+            if is_over
+            else f"of {report.targets[-1]:,}, chunk {begun} of {num_chunks}"
+        )
+        shown.append(("Steps", f"{report.steps:,}", extent))
     if report.trained_tokens:
         shown.append(("Tokens trained", number(report.trained_tokens), ""))
     if report.split and report.split.train is not None:
@@ -491,27 +501,25 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
         trained = report.newest.trainable_parameters if report.newest else None
         remark = "" if trained is None else f"{number(trained)} trained"
         shown.append(("Parameters", number(parameters), "all trained" if trained == parameters else remark))
-    total, train = chunk_seconds(report.chunk_attempts)
-    if total:
-        shown.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
+    if total := chunk_seconds(report.chunk_attempts):
+        shown.append(("Time in chunks", duration(total), f"in {count(len(report.chunk_attempts), 'attempt')}"))
     if use := report.gpu_use:
         memory = f"up to {size(round(use.megabytes * 1e6))} in use" if use.megabytes else ""
         shown.append(("GPU use", "—" if use.utilization is None else f"{use.utilization:.0f}%", memory))
     return shown
 
 
-def chunk_seconds(attempts: Sequence[ChunkRecord]) -> tuple[float, float]:
-    """Returns the seconds in chunk attempts, and those of training."""
-    total = sum(attempt.seconds.get(phase) or 0.0 for attempt in attempts for phase in PHASES)
-    return total, sum(attempt.seconds.get("train") or 0.0 for attempt in attempts)
+def chunk_seconds(attempts: Sequence[ChunkRecord]) -> float:
+    """Returns the seconds in chunk attempts."""
+    return sum(attempt.seconds.get(phase) or 0.0 for attempt in attempts for phase in PHASES)
 
 
 def time_note(attempts: Sequence[ChunkRecord]) -> str:
-    total, train = chunk_seconds(attempts)
+    total = chunk_seconds(attempts)
     if not total:
         return ""
     cut = sum(attempt.outcome in ("partial", "failed") for attempt in attempts)
-    note = f"{count(len(attempts), 'attempt')}, {duration(total)} in all, {train / total:.0%} training."
+    note = f"Shares of the time in all stages. {count(len(attempts), 'attempt')} at chunks: {duration(total)} in all."
     return f"{note} {count(cut, 'attempt')} ended early." if cut else note
 
 
@@ -522,7 +530,7 @@ def cost_note(report: RunReport) -> str:
     received = sum(attempt.bytes_received for attempt in report.attempts)
     stalls = [seconds for attempt in report.attempts for seconds in attempt.save_stalls]
     told = [
-        f"goodput {work.goodput:.0%} since the run began" if work else "",
+        f"goodput {work.goodput:.0%} of the time since the first chunk began" if work else "",
         f"{count(work.lost_steps, 'step')} lost to interruptions" if work else "",
         f"{count(len(report.restarts), 'process', 'processes')} lost and started again" if report.restarts else "",
         f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",

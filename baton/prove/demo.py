@@ -115,10 +115,10 @@ def compare_killed(
     created, launch = now(), forkserver.launcher()
     on_run("undisturbed")
     whole = load.with_values(recipe, {"chunks.count": 1})
-    undisturbed = processes.prepare(whole, f"{name}-undisturbed", on_event, launch)
+    undisturbed = processes.begin(whole, f"{name}-undisturbed", on_event, launch)
     processes.train_chunk(undisturbed.uri, 1, on_event, launch)
     on_run("killed")
-    second = processes.prepare(recipe, f"{name}-killed", on_event, launch)
+    second = processes.begin(recipe, f"{name}-killed", on_event, launch)
     kills = _train_killed(second, recipe, launch, on_event, on_kill)
     variants = [prove.outcome(undisturbed, 1), prove.outcome(second, recipe.num_chunks)]
     return prove.compare(variants, recipe=recipe.name, created=created), kills

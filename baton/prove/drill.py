@@ -321,7 +321,7 @@ class Drill:
         }
 
     def _undisturbed(self) -> prove.FinishedRun:
-        run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
+        run = processes.begin(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.num_chunks + 1):
             for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
                 through_skips(partial(self._learn, module, [run.uri, str(index)], begins))
@@ -344,7 +344,7 @@ class Drill:
         """Brings a run to its end, however often its processes are killed, and compares it."""
         began, chunks = len(self.kills), self.recipe.num_chunks
         self._problems = []
-        run = processes.prepare(self.recipe, name, self._on_event, self.launch)
+        run = processes.begin(self.recipe, name, self._on_event, self.launch)
         for index in range(1, chunks + 1):
             until = began + math.ceil((self.wanted - began) * index / chunks)
             for module in (TRAIN_CHUNK, CHECKPOINT):

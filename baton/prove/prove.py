@@ -16,7 +16,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, UserError
 from baton.events import Event
 from baton.local import forkserver
-from baton.local.processes import prepare, train_chunk
+from baton.local.processes import begin, train_chunk
 from baton.models import trained
 from baton.pages import html, plots
 from baton.pages.plots import Curve, Mark, Plot
@@ -133,7 +133,7 @@ def prove(
         document["chunks"]["count"] = count
         document["tracking"]["mlflow"] = None
         chunked = load.validate(document, origin=recipe.name)
-        run = prepare(chunked, f"{name}-k{count}", on_event, launch)
+        run = begin(chunked, f"{name}-k{count}", on_event, launch)
         for index in range(1, count + 1):
             if processes:
                 set_num_processes(run, chunked, processes[(index - 1) % len(processes)])

@@ -122,6 +122,7 @@ class RunInfo(NamedDocument, name="recipe.json"):
     name: str = ""
     command: str = ""  # that began it, where it began by a command on this machine
     commit: str = ""  # of the Git repository in that command's folder; `-dirty` after it where files had changed
+    until: str = ""  # stage that ends it: `data` or `train`, as in `baton verify`; empty for all stages
     made: FormatVersions = FormatVersions()
 
     @property

@@ -8,17 +8,17 @@ takes the number after its rival's, so one of several writers succeeds.
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from baton.documents import NamedDocument
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, RunFailure, TrialInfo
+from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, RunFailure, TrialInfo
 from baton.runs.plan import Plan
-from baton.runs.run import Run, Sweep, as_json
+from baton.runs.run import Run, Sweep, as_json, iso
 from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
@@ -27,7 +27,7 @@ logger = logging.getLogger("baton")
 D = TypeVar("D", bound=NamedDocument)
 
 MOST = 200  # runs of a store up to which a report reads all of them to find a run's children
-_OPEN = ("new", "unfinished")
+_OPEN = ("new", "running", "interrupted")
 _STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
@@ -80,6 +80,48 @@ def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
     return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
 
 
+State = Literal["new", "running", "interrupted", "stopped", "failed", "canceled", "rejected", "succeeded", "gone"]
+"""State of a run: `stopped` is a trial that its sweep ended early, `gone` a run whose name alone is known."""
+
+
+def decide_state(
+    *,
+    is_running: bool,
+    failure: RunFailure | None,
+    evaluation: EvaluationResult | None,
+    is_exported: bool,
+    is_trained: bool,
+    until: str,
+    has_begun: bool,
+    verdict: State | None = None,
+) -> State:
+    """Returns a run's state, for every command, page and JSON object.
+
+    Args:
+        is_running: Whether a live process works on it.
+        failure: Its failure; one from before the live process does not count.
+        evaluation: Its evaluation, with the gate's verdict.
+        is_exported: Whether its model is exported.
+        is_trained: Whether its last step is saved.
+        until: As `RunInfo.until`.
+        has_begun: Whether it has planned its steps.
+        verdict: State of a trial that a rung has ended, as `rung_verdicts` has it.
+    """
+    if failure and not is_running:
+        return "canceled" if failure.is_cancelled else "failed"
+    if not is_running and evaluation and evaluation.gate and not evaluation.gate.passed:
+        return "rejected"
+    if {"data": has_begun, "train": is_trained}.get(until):
+        return "succeeded"
+    if verdict:
+        return verdict
+    if is_running:
+        return "running"
+    if is_exported:
+        return "succeeded"
+    return "interrupted" if has_begun else "new"
+
+
 @dataclass
 class RunNode:
     """A run with its origin; one in another store, or deleted, has only its name."""
@@ -95,10 +137,10 @@ class RunNode:
     sweep: tuple[str, str] | None = None  # sweep of a trial, and its id there
     values: dict[str, Any] = field(default_factory=dict)
     step: int = 0  # newest checkpoint's, 0 before there is one
-    reached: int = 0  # newest step trained, committed or not
+    reached: int = 0  # newest step trained, committed or not; of a run that resumes, the checkpoint's until it trains
     num_steps: int | None = None  # None before it has a plan
     skips: int = 0
-    state: str = "gone"  # `new`, `unfinished`, `stopped`, `failed`, `trained`, `done`, `rejected`, or `gone`
+    state: State = "gone"
     children: list[str] = field(default_factory=list)
 
     @property
@@ -118,38 +160,56 @@ class RunNode:
 Family = dict[str, RunNode]  # runs by name
 
 
-def family(storage: Storage) -> Family:
+LiveSince = Callable[[Run], float | None]
+"""Returns when a live process began to work on a run, in seconds since the epoch; None where none does."""
+
+
+def family(storage: Storage, live_since: LiveSince = lambda run: None) -> Family:
     """Reads all runs of a store, with parents and children (oldest first)."""
     names = storage.list("runs")
-    members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
+    found = SYSTEM.each(lambda name: _known(Run(storage, name), live_since), names)
+    members = {member.name: member for member in found if member}
     for recipe in storage.list("models"):
         accepted = (_read_accepted(storage, recipe, number).model for number in _accepted_numbers(storage, recipe))
         for before, after in pairwise(model.run for model in accepted if model):
             successor = members.get(after)
             if successor and successor.parent is None and before != after:
                 successor.parent, successor.kind = before, "retrained"
-    _mark_stopped(storage, members)
+    _judge_trials(storage, members)
     for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
         if member.parent:
             members.setdefault(member.parent, RunNode(member.parent)).children.append(member.name)
     return members
 
 
-def _mark_stopped(storage: Storage, members: Family) -> None:
-    """Gives trials that a rung has stopped their state."""
+def read_run(run: Run, live_since: LiveSince = lambda run: None) -> RunNode:
+    """Reads one run, without its children; one that is not there yet is `new`."""
+    member = _read(run, live_since) or RunNode(run.name, state="new")
+    _judge_trials(run.storage, {run.name: member})
+    return member
+
+
+def _judge_trials(storage: Storage, members: Family) -> None:
+    """Gives trials that a rung has ended their state."""
     open_trials = {member.sweep: member for member in members.values() if member.sweep and member.state in _OPEN}
     for sweep in sorted({sweep for sweep, _ in open_trials}):
-        try:
-            verdicts = Sweep(storage, sweep).rungs()
-        except BatonError as error:
-            logger.warning("rungs of sweep %s cannot be read: %s", sweep, error)
-            continue
-        stopped: set[str] = set()
-        for verdict in verdicts:
-            stopped = stopped.union(entry.id for entry in verdict.stopped).difference(verdict.kept)
-        for trial in stopped:
+        for trial, state in rung_verdicts(storage, sweep).items():
             if member := open_trials.get((sweep, trial)):
-                member.state = "stopped"
+                member.state = state
+
+
+def rung_verdicts(storage: Storage, sweep: str) -> dict[str, State]:
+    """Returns the state of each trial that a rung has ended."""
+    ended: dict[str, State] = {}
+    try:
+        for verdict in Sweep(storage, sweep).rungs():
+            for entry in verdict.stopped:
+                ended[entry.id] = "failed" if verdict.has_failed(entry) else "stopped"
+            for kept in verdict.kept:
+                ended.pop(kept, None)
+    except BatonError as error:
+        logger.warning("rungs of sweep %s cannot be read: %s", sweep, error)
+    return ended
 
 
 def related_runs(run: Run) -> Family:
@@ -161,7 +221,7 @@ def related_runs(run: Run) -> Family:
     name: str | None = run.name
     below: str | None = None
     while name and name not in kin:
-        kin[name] = member = _known(run.storage, name) or RunNode(name)
+        kin[name] = member = _known(Run(run.storage, name), lambda run: None) or RunNode(name)
         member.children = [below] if below else []
         name, below = member.parent, name
     return kin
@@ -200,51 +260,64 @@ def walk(members: Family) -> Iterator[tuple[int, RunNode, bool]]:
         waiting += [(depth + 1, child, index == len(below) - 1) for index, child in enumerate(below)][::-1]
 
 
-def _known(storage: Storage, name: str) -> RunNode | None:
+def _known(run: Run, live_since: LiveSince) -> RunNode | None:
     """Reads a run; None where its documents are not Baton's."""
     try:
-        run = Run(storage, name)
-        present = set(storage.list(run.path()))
-
-        def read(kind: type[D]) -> D | None:
-            return run.read(kind) if kind.NAME in present else None
-
-        head, attached = read(documents.RunInfo), read(documents.AttachedRun)
-        failure = read(RunFailure)
-        if head:
-            created, recipe = head.created, head.recipe_name
-        elif attached:
-            created, recipe = attached.created, os.path.basename(attached.script.path)
-        elif failure:  # before its recipe was written
-            created, recipe = failure.at, ""
-        else:
-            return None
-        plan, fork, trial = read(Plan), read(documents.ForkNote), read(TrialInfo)
-        progress = read(documents.Progress)
-        step, finished = _newest(run) if "checkpoints" in present else (0, False)
-        member = RunNode(
-            name,
-            created=created,
-            recipe=recipe,
-            step=step,
-            reached=max(step, progress.step if progress else 0),
-            num_steps=plan.num_steps if plan else None,
-            skips=len(run.skips()) if documents.SKIPS_FOLDER in present else 0,
-            sweep=(trial.sweep, trial.id) if trial else None,
-            values=trial.values if trial else {},
-        )
-        member.state = _state(member, present, finished=finished)
-        if fork:
-            member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
-            member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
-        elif head and (base := (head.base or "")).startswith(runs := f"{storage.uri('runs')}/"):
-            parent = base.removeprefix(runs).partition("/")[0]
-            if parent not in ("", name):
-                member.parent, member.kind = parent, "continues"
-        return member
+        return _read(run, live_since)
     except (KeyError, TypeError, ValueError, BatonError) as error:
-        logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
+        logger.warning("%s is passed over: %r", run.uri, error)
         return None
+
+
+def _read(run: Run, live_since: LiveSince) -> RunNode | None:
+    present = set(run.storage.list(run.path()))
+
+    def read(kind: type[D]) -> D | None:
+        return run.read(kind) if kind.NAME in present else None
+
+    head, attached, failure = read(documents.RunInfo), read(documents.AttachedRun), read(RunFailure)
+    if head:
+        created, recipe = head.created, head.recipe_name
+    elif attached:
+        created, recipe = attached.created, os.path.basename(attached.script.path)
+    elif failure:  # before its recipe was written
+        created, recipe = failure.at, ""
+    else:
+        return None
+    plan, fork, trial = read(Plan), read(documents.ForkNote), read(TrialInfo)
+    progress, since = read(documents.Progress), live_since(run)
+    if since is not None and progress:
+        restarts = run.restarts() if "restarts" in present else []
+        progress = progress if progress.at >= max([iso(since), *(restart.at for restart in restarts)]) else None
+    step, finished = _newest(run) if "checkpoints" in present else (0, False)
+    member = RunNode(
+        run.name,
+        created=created,
+        recipe=recipe,
+        step=step,
+        reached=max(step, progress.step if progress else 0),
+        num_steps=plan.num_steps if plan else None,
+        skips=len(run.skips()) if documents.SKIPS_FOLDER in present else 0,
+        sweep=(trial.sweep, trial.id) if trial else None,
+        values=trial.values if trial else {},
+    )
+    member.state = decide_state(
+        is_running=since is not None,
+        failure=failure,
+        evaluation=read(EvaluationResult),
+        is_exported=ExportedModel.NAME in present,
+        is_trained=finished or bool(member.num_steps and step >= member.num_steps),
+        until="train" if trial or not head else head.until,
+        has_begun=bool(plan or member.reached),
+    )
+    if fork:
+        member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
+        member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
+    elif head and (base := (head.base or "")).startswith(runs := f"{run.storage.uri('runs')}/"):
+        parent = base.removeprefix(runs).partition("/")[0]
+        if parent not in ("", run.name):
+            member.parent, member.kind = parent, "continues"
+    return member
 
 
 def _newest(run: Run) -> tuple[int, bool]:
@@ -260,15 +333,3 @@ def _newest(run: Run) -> tuple[int, bool]:
         if manifest:
             return int(match[1]), bool(manifest.meta.get("finished"))
     return 0, False
-
-
-def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
-    if ExportedModel.NAME in present:
-        return "done"
-    if EvaluationResult.NAME in present:
-        return "rejected" if ReportPage.NAME in present else "trained"
-    if RunFailure.NAME in present:
-        return "failed"
-    if finished or (member.num_steps and member.step >= member.num_steps):
-        return "trained"
-    return "unfinished" if member.reached else "new"

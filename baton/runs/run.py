@@ -138,7 +138,8 @@ def as_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
-ORIGIN = {"command": "BATON_COMMAND", "commit": "BATON_COMMIT"}  # field of `RunInfo` → variable with its value
+# Field of `RunInfo` → variable with its value.
+ORIGIN = {"command": "BATON_COMMAND", "commit": "BATON_COMMIT", "until": "BATON_UNTIL"}
 
 
 class Run(DocumentFolder):
@@ -161,7 +162,7 @@ class Run(DocumentFolder):
             # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
             # it. `made` stays: all chunks of the run have the formats it was begun with.
             before = self.need(documents.RunInfo).to_json()
-            kept: Json = {key: before[key] for key in ("created", "command", "commit", "made") if key in before}
+            kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made") if key in before}
             self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
     def require_same(self, recipe: Recipe) -> None:
@@ -344,7 +345,7 @@ def check_name(name: str) -> str:
 
 
 def _origin() -> dict[str, str]:
-    """Returns command and commit of a run that begins here, as far as its starter has named them."""
+    """Returns command, commit and end of a run that begins here, as far as its starter has named them."""
     return {key: value for key, name in ORIGIN.items() if (value := os.environ.get(name))}
 
 
@@ -355,7 +356,13 @@ def _unique() -> str:
 
 def now() -> str:
     """Returns the time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return iso(time.time())
+
+
+def iso(seconds: float) -> str:
+    """Returns a time since the epoch in UTC, ISO 8601, to the millisecond: later ones sort higher."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:

@@ -69,7 +69,7 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
     committed = usable_at_target(context.store, context.target)
     if committed is None or (scoring and not scoring.is_kept(committed.step)):
         return None
-    events.emit(events.AlreadyDone(chunk=context.index, step=committed.step))
+    events.emit(events.AlreadyDone(chunk=context.index, step=min(context.target, committed.step)))
     record_attempt(context, Ending.ALREADY_DONE, committed.step, committed.step)
     return Outcome.at(Ending.ALREADY_DONE, context.store, committed)
 

@@ -109,14 +109,23 @@ def test_a_chunk_ends_with_its_loss_and_speed(shown: io.StringIO, monkeypatch: p
         screen.heard(events.Tokens(False, 8, [4, 8], tokens=3000, truncated=0, dropped=0, train=30, eval=3))
         screen.heard(events.Stage("train chunk 1", "started"))
         screen.heard(events.Tokens(False, 8, [4, 8], tokens=3000, truncated=0, dropped=0, train=30, eval=3))
-        for step in (1, 2, 3):
+        screen.heard(events.Phase("restore", step=2))
+        for step in (3, 4, 5):
+            screen.heard(events.Phase("train"))
             clock += 20.0
             screen.heard(events.Step(step, 8, 1.5))
+            screen.heard(events.Phase("save", step=step))
+            clock += 15.0  # a save holds training, and is no part of its speed
+            screen.heard(events.Phase("upload", step=step))
         screen.heard(events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}))
         screen.heard(events.Stage("train chunk 1", "done"))
-    told, ended = shown.getvalue().splitlines()
-    assert told == "  train chunk 1 of 2: 2/8 loss 1.5 40 tok/s 2:00 left"  # each half minute: this is no terminal
-    assert ended == "✓ train chunk 1 of 2 (60.0 s) step 3/8, loss 1.500, 40 tokens/s, step 4 saved"
+    *told, ended = shown.getvalue().splitlines()
+    # Each half minute: this is no terminal.
+    assert [line.partition(": ")[2] for line in told] == [
+        "4/8 loss 1.5 38 tok/s 1:20 left",
+        "5/8 loss 1.5 38 tok/s 1:00 left",
+    ]
+    assert ended == "✓ train chunk 1 of 2 (105.0 s) step 5/8, loss 1.500, 38 tokens/s, step 4 saved"
 
 
 def test_a_spare_chunk_is_no_chunk_four_of_three(shown: io.StringIO) -> None:

@@ -449,7 +449,7 @@ def test_cancel_leaves_a_page_and_ends_the_tracking_run(tracked_run: Run, baton:
     failure = tracked_run.need(RunFailure)
     assert (failure.stage, failure.is_cancelled, failure.exit_code) == ("train chunk 2", True, None)
     page = Path(tracked_run.uri, "report.html").read_text()
-    assert "The run was cancelled in train chunk 2, before the first step." in page
+    assert "The run was canceled in train chunk 2, before the first step." in page
     assert _state_in_mlflow(tracked_run) == "KILLED"
 
 
@@ -473,8 +473,8 @@ def test_who_meets_a_lost_pod_leaves_a_page(
     ("command", "state", "message"),
     [
         ("stop", "SUCCEEDED", "run 'mine' is succeeded already; expected one that still runs."),
-        ("retry", "RUNNING", "run 'mine' is running; expected one that has failed or was cancelled."),
-        ("retry", "SUCCEEDED", "run 'mine' is succeeded; expected one that has failed or was cancelled."),
+        ("retry", "RUNNING", "run 'mine' is running; expected one that has failed or was canceled."),
+        ("retry", "SUCCEEDED", "run 'mine' is succeeded; expected one that has failed or was canceled."),
     ],
 )
 def test_what_has_ended_or_not(command: str, state: str, message: str, started: Any, baton: Baton) -> None:

@@ -8,14 +8,16 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from baton import machine
+from baton import api, machine
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.cli import address, status
 from baton.cli.app import app
@@ -23,10 +25,13 @@ from baton.cli.local import begun_by
 from baton.cli.options import DEFAULT_STORE
 from baton.errors import UserError
 from baton.local import begun
+from baton.pages.collect import collect
+from baton.pages.run_page import render
 from baton.recipe import load
-from baton.runs.documents import Progress, RunInfo
+from baton.runs import lineage
+from baton.runs.documents import Progress, Restart, RunInfo
 from baton.runs.outcomes import ExportedModel, RunFailure
-from baton.runs.run import Run
+from baton.runs.run import Run, iso, now
 from baton.store.storage import Storage
 from tests.support.pages import read
 
@@ -216,13 +221,206 @@ def test_status_tells_where_a_run_is(store: Storage) -> None:
     assert (code, found["state"], found["error"]) == (1, "failed", "evaluate: no room.")
 
 
+def _fail(run: Run, **about: Any) -> None:
+    run.write(RunFailure(stage="evaluate", message="no room.", at="2026-11-21T10:00:00Z", **about))
+
+
+def _run_here(run: Run) -> None:
+    begun.note_here(run.name, run.uri, [])  # this process runs it
+
+
+def _end(run: Run) -> None:
+    run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 4, "targets": [2, 4]})
+
+
+def _until(stage: str) -> Callable[[Run], None]:
+    return lambda run: run.put("recipe.json", {**run.require("recipe.json"), "until": stage})
+
+
+def _in_sweep(cause: str = "") -> Callable[[Run], None]:
+    def act(run: Run) -> None:
+        run.put("trial.json", {"sweep": "s", "id": "t001", "values": {}})
+        stopped = [{"id": "t001", "why": "beaten", "cause": cause}] if cause else []
+        rung = {"rung": 1, "chunk": 1, "kept": ["t000"], "stopped": stopped}
+        run.storage.write("sweeps/s/rungs/rung-001.json", json.dumps(rung).encode())
+
+    return act
+
+
+# Name → what happened to a run that was killed at step 4 of 8, and its state everywhere.
+STATES: dict[str, tuple[list[Callable[[Run], None]], lineage.State]] = {
+    "killed": ([], "interrupted"),
+    "killed after the last step": ([_end], "interrupted"),
+    "trains": ([_run_here], "running"),
+    "trains again": ([_fail, _run_here], "running"),
+    "a trial that trains": ([_in_sweep(), _run_here], "running"),
+    "failed": ([_fail], "failed"),
+    "canceled": ([lambda run: _fail(run, is_cancelled=True)], "canceled"),
+    "rejected": ([_end, lambda run: run.put("evaluation.json", {"gate": {"passed": False}})], "rejected"),
+    "exported": ([_end, lambda run: run.write(ExportedModel(model_uri=f"{run.uri}/export/a"))], "succeeded"),
+    "of verify, killed": ([_until("train")], "interrupted"),
+    "of verify, trains": ([_until("train"), _run_here], "running"),
+    "of verify, to its end": ([_until("train"), _end], "succeeded"),
+    "of verify, which goes on with another": ([_until("train"), _end, _run_here], "succeeded"),
+    "data of a sweep": ([_until("data")], "succeeded"),
+    "a trial between rungs": ([_in_sweep()], "interrupted"),
+    "a beaten trial": ([_in_sweep("beaten")], "stopped"),
+    "a beaten trial of a sweep that goes on": ([_in_sweep("beaten"), _run_here], "stopped"),
+    "a trial without a score": ([_in_sweep("failed")], "failed"),
+    "a winner that its gate rejects": (
+        [_in_sweep(), _end, lambda run: run.put("evaluation.json", {"gate": {"passed": False}})],
+        "rejected",
+    ),
+    "a trial at its end": ([_in_sweep("beaten"), _end], "succeeded"),
+}
+
+
+@pytest.fixture
+def in_state(store: Storage, request: pytest.FixtureRequest) -> tuple[Run, lineage.State]:
+    acts, state = STATES[request.param]
+    run = add(store, "mine")
+    run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 8, "targets": [4, 8]})
+    for act in acts:
+        act(run)
+    return run, state
+
+
+@pytest.mark.parametrize("in_state", STATES, indirect=True)
+def test_a_state_has_one_word(in_state: tuple[Run, lineage.State]) -> None:
+    run, state = in_state
+    shown = CliRunner().invoke(app, ["status", run.uri]).stdout.splitlines()
+    assert shown[0].startswith(f"mine: {state}")
+    assert any(line.startswith("next:") for line in shown) == (state in ("interrupted", "failed", "canceled"))
+    assert answer("status", run.uri)[1]["state"] == state
+    (listed,) = answer("runs", "list", "--store", "store")[1]["runs"]
+    assert listed["state"] == answer("runs", "show", run.uri)[1]["state"] == state
+    for words in (["list"], ["graph"]):
+        assert f" {state} " in CliRunner().invoke(app, ["runs", *words, "--store", "store"]).stdout
+    assert CliRunner().invoke(app, ["runs", "show", run.uri]).stdout.startswith(f"mine: {state}, step 4\n")
+    failure = run.read(RunFailure) if state != "running" else None
+    report = collect(run, failure, as_of=now() if state == "running" else "")
+    assert report.state == state
+    assert f">{state}</" in render(report)
+
+
+@pytest.mark.parametrize("in_state", STATES, indirect=True)
+def test_a_report_opens_in_every_state(in_state: tuple[Run, lineage.State]) -> None:
+    run, state = in_state
+    code, found = answer("open", run.uri)
+    assert (code, found["error"]) == (2, f"run 'mine' has no report; its state is {state}.")
+    assert "report:" not in CliRunner().invoke(app, ["status", run.uri]).stdout
+    assert answer("status", run.uri)[1]["report_uri"] is None
+
+    run.storage.write(run.path("report.html"), b"<p>")  # as its first checkpoint does
+
+    page = run.storage.key(run.path("report.html"))
+    assert answer("open", run.uri) == (0, {"run": run.uri, "page": page})
+    assert answer("status", run.uri)[1]["report_uri"] == answer("runs", "show", run.uri)[1]["report_uri"] == page
+    assert f"report: {page}" in CliRunner().invoke(app, ["status", run.uri]).stdout
+    assert f"report: {page}" in CliRunner().invoke(app, ["runs", "show", run.uri]).stdout
+    assert api.report(run.uri).html == "<p>"
+
+
+def test_a_list_of_checkpoints_tells_of_removed_ones(store: Storage) -> None:
+    add(store, "whole")
+    add(store, "pruned", parent={"step": 1, "digest": "d"})
+    lines = {
+        name: CliRunner().invoke(app, ["runs", "show", f"store/runs/{name}"]).stdout.splitlines()
+        for name in ("whole", "pruned")
+    }
+    assert lines["pruned"][3:] == ["earlier ones: removed by retention (chunks.keep)"]
+    assert lines["whole"][3:] == []
+
+
+def test_a_killed_run_opens_with_a_page_of_its_end(store: Storage) -> None:
+    run = add(store, "mine")
+    run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 8, "targets": [4, 8]})
+    begun._write(begun.BegunRun(name="mine", run_uri=run.uri, pid=0))
+
+    code, found = answer("open", run.uri)
+
+    assert code == 0
+    assert "Interrupted: step 4 of 8, chunk 2 of 2" in read(Path(found["page"]).read_text(encoding="utf-8")).text
+
+
+@pytest.mark.parametrize(
+    ("noted_at", "restarted_at", "step"),
+    [(-100.0, None, 4), (100.0, None, 7), (100.0, 200.0, 4)],
+    ids=["before this process", "by this process", "before its chunk was lost"],
+)
+def test_a_resumed_run_shows_the_step_that_it_resumes_from(
+    noted_at: float, restarted_at: float | None, step: int, store: Storage
+) -> None:
+    run = add(store, "mine")
+    run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 8, "targets": [4, 8]})
+    began = psutil.Process().create_time()
+    run.write(Progress(step=7, chunk=2, at=iso(began + noted_at)))
+    if restarted_at:
+        run.note_restart(Restart(chunk=2, reason="killed", at=iso(began + restarted_at)))
+    assert answer("status", run.uri)[1]["step"] == 7, "nothing runs: the newest step trained"
+
+    _run_here(run)
+
+    assert answer("status", run.uri)[1]["step"] == step
+    assert answer("runs", "list", "--store", "store")[1]["runs"][0]["reached"] == step
+
+
+def _retrained(run: Run) -> None:
+    model = {"run": "mine", "model_uri": f"{run.uri}/export/a"}
+    run.storage.write("models/made/accepted/000001.json", json.dumps(model).encode())
+
+
+def _continued(run: Run) -> None:
+    child = load.load(str(RECIPES / "scratch.yaml"), [f"store={run.storage.base_uri}"])
+    document = child.model_dump(mode="json") | {"model": {"base": f"{run.uri}/export/a"}}
+    Run(run.storage, "child").put("recipe.json", {"recipe": document, "created": "2026-11-21", "name": "child"})
+
+
+NEEDED: dict[str, tuple[Callable[[Run], None], str]] = {
+    "it trains": (_run_here, "run 'mine' is running. Stop it first: `baton stop mine`."),
+    "a trial": (_in_sweep("beaten"), "run 'mine' is trial t001 of sweep 's', which needs it."),
+    "base of another run": (_continued, "run 'child' starts from the model of run 'mine', and needs it."),
+    "the model in use": (_retrained, "run 'mine' has the model in use of 'made', which retraining needs."),
+}
+
+
+@pytest.mark.parametrize(("act", "message"), NEEDED.values(), ids=NEEDED)
+def test_a_run_that_is_needed_is_not_removed(act: Callable[[Run], None], message: str, store: Storage) -> None:
+    run = add(store, "mine")
+    act(run)
+    before = store.find("")
+
+    code, found = answer("runs", "remove", run.uri, "--yes")
+
+    assert (code, found["error"]) == (2, message)
+    assert store.find("") == before
+
+
+def test_a_removed_run_leaves_all_others_as_they_are(store: Storage) -> None:
+    run, other = add(store, "mine"), add(store, "other")
+    begun._write(begun.BegunRun(name="mine", run_uri=run.uri))
+    store.write("data/d/split/train.bin", b"rows")
+    before = {path: found for path, found in store.find("").items() if not path.startswith("runs/mine/")}
+    refused = CliRunner().invoke(app, ["runs", "remove", run.uri], input="n\n")
+    assert (refused.exit_code, address.exists(run)) == (1, True)
+
+    code, found = answer("runs", "remove", run.uri, "--yes")
+
+    assert (code, [row["run_uri"] for row in found["removed"]]) == (0, [run.uri])
+    assert store.find("") == before
+    assert not Path(store.root, "runs", "mine").exists()
+    assert begun.find("mine", run.uri) is None
+    assert answer("runs", "remove", run.uri, "--yes")[0] == 2, "there is none"
+    assert [row["name"] for row in answer("runs", "list", "--store", "store")[1]["runs"]] == [other.name]
+
+
 def test_a_list_omits_no_run(store: Storage) -> None:
     add(store, "ended").write(ExportedModel(model_uri="m"))
     Run(store, "split-failed").write(RunFailure(stage="data split", message="no rows.", at="2026-11-21T09:00:00Z"))
     begins = Run(store, "interrupted")
     begins.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"]))
     begins.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 240, "targets": [240]})
-    begins.write(Progress(step=28, chunk=1))
+    begins.write(Progress(step=28, chunk=1, at=now()))
     trial = Run(store, "trial")
     trial.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"]))
     trial.put("trial.json", {"sweep": "s", "id": "t001", "values": {}})
@@ -234,13 +432,13 @@ def test_a_list_omits_no_run(store: Storage) -> None:
     assert code == 0
     states = {run["name"]: (run["state"], run["step"], run["reached"]) for run in found["runs"]}
     assert states == {
-        "ended": ("done", 4, 4),
+        "ended": ("succeeded", 4, 4),
         "split-failed": ("failed", 0, 0),
-        "interrupted": ("unfinished", 0, 28),
+        "interrupted": ("interrupted", 0, 28),
         "trial": ("stopped", 0, 0),
     }
     shown = CliRunner().invoke(app, ["runs", "list", "--store", "store"], env={"COLUMNS": "80"}).stdout
-    assert re.search(r"interrupted +unfinished +28/240, 0 saved", shown)
+    assert re.search(r"interrupted +interrupted +28/240, 0 saved", shown)
     begun.note_here("interrupted", begins.uri, [])  # this process runs it
     shown = CliRunner().invoke(app, ["runs", "list", "--store", "store"], env={"COLUMNS": "80"}).stdout
     assert re.search(r"interrupted +running +28/240, 0 saved", shown)

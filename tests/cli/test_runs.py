@@ -133,9 +133,9 @@ def test_runs_are_listed_and_drawn(store: Storage) -> None:
         ("base", None, 10),
     ]
     drawn = invoke("runs", "tree", "grandchild", "--store", "store").stdout.splitlines()
-    assert drawn[0].startswith("base  unfinished 10/15")
-    assert drawn[1].startswith("└── child  unfinished 5/15  fork at step 5; weight_decay 0.1")
-    assert drawn[2].startswith("    └── grandchild  unfinished 5/15  fork at step 5")
+    assert drawn[0].startswith("base  interrupted 10/15")
+    assert drawn[1].startswith("└── child  interrupted 5/15  fork at step 5; weight_decay 0.1")
+    assert drawn[2].startswith("    └── grandchild  interrupted 5/15  fork at step 5")
     for number in range(2):
         trial = invoke("runs", "fork", "base@10", "--store", "store", "--run", f"trial-{number}", "--weights-only")
         assert trial.exit_code == 0, trial.output

@@ -79,7 +79,7 @@ def test_the_page_of_a_failed_run_stays(trained: Run, tmp_path: Path) -> None:
 
 def test_a_run_that_was_interrupted_says_so(trained: Run) -> None:
     LivePage(trained.uri).write(is_stopped=True)
-    assert "Stopped: step" in read(Path(trained.uri, "report.html").read_text()).text
+    assert "Interrupted: step" in read(Path(trained.uri, "report.html").read_text()).text
 
 
 def test_each_checkpoint_brings_the_page_up_to_date(trained: Run, tmp_path: Path) -> None:

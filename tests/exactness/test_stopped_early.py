@@ -73,7 +73,7 @@ def test_a_trial_has_ended_with_the_score_of_its_last_chunk(step: int, chunk: in
 
 def test_it_counts_as_trained(stopped: Run) -> None:
     member = lineage.family(stopped.storage)[stopped.name]
-    assert (member.state, member.step) == ("trained", trained.final_checkpoint(stopped).step)
+    assert (member.state, member.step) == ("interrupted", trained.final_checkpoint(stopped).step)
     assert results.result(stopped)["steps"] == member.step
 
 

@@ -300,7 +300,7 @@ def _run_of(name: str, store: Path) -> Run:
         ("pod-lost-failed", "train chunk 2", "main: Error (exit code 137)", LOST, "The run failed in train chunk 2."),
         ("root-driver-lost", OWN, "main: Error (exit code 137)", "It starts the stages", f"The run failed in {OWN}."),
         ("api-away", "train chunk 1", "main: Error (exit code 1)", LAUNCHER, "The run failed in train chunk 1."),
-        ("cancelled-waiting", "data split", "The run was cancelled.", "`baton retry", "was cancelled in data split."),
+        ("cancelled-waiting", "data split", "The run was canceled.", "`baton retry", "was canceled in data split."),
     ],
 )
 def test_who_looks_leaves_why_a_run_ended(

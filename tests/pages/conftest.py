@@ -145,9 +145,10 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> RunReport:
 
 
 def _empty_report() -> RunReport:
-    """A run that failed before its first step."""
+    """A trial that failed before its first step."""
     documents = dict.fromkeys(("plan", "split", "tokens", "tracking", "evaluation", "export", "newest"))
-    return replace(_full_report(), **documents, log=(), attempts=(), stages={}, proof=(), recipe_yaml="")
+    nothing: dict[str, Any] = {"log": (), "attempts": (), "stages": {}, "proof": (), "recipe_yaml": ""}
+    return replace(_full_report(), **documents, **nothing, verdict="failed")
 
 
 @pytest.fixture

@@ -159,8 +159,8 @@ def test_spare_chunks_are_listed_where_they_did_something(history: History) -> N
 
 def test_what_it_cost(history: History) -> None:
     assert cost_note(collect(history.run)) == (
-        "Goodput 30% since the run began, 4 steps lost to interruptions, 5.0 kB sent and 50 B fetched, "
-        "a save holds training up for 0.2 s (median)."
+        "Goodput 30% of the time since the first chunk began, 4 steps lost to interruptions, 5.0 kB sent and "
+        "50 B fetched, a save holds training up for 0.2 s (median)."
     )
 
 
@@ -169,8 +169,8 @@ def test_a_run_that_has_trained_nothing(tmp_path: Path, scratch_recipe: dict[str
 
     assert found.proof == []
     assert cost_note(found) == ""
-    assert found.state == "failed"
-    assert "The run failed" in render(found)
+    assert found.state == "interrupted"
+    assert "Interrupted: step 0 of 30, chunk 1 of 3." in render(found)
 
 
 def test_what_the_evaluation_found_has_tiles(history: History) -> None:

@@ -37,8 +37,8 @@ def test_the_page_says_where_the_run_began(forked: RunReport) -> None:
 
 
 def test_relatives_are_listed(forked: RunReport) -> None:
-    first = RunNode("first", created="2026-11-20", state="done", children=[forked.run, "other"])
-    own = RunNode(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
+    first = RunNode("first", created="2026-11-20", state="succeeded", children=[forked.run, "other"])
+    own = RunNode(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="interrupted")
     other = RunNode("other", created="2026-11-22", parent="first", kind="cold fork", at=60, state="new")
     html = render(replace(forked, family={member.name: member for member in (first, own, other)}))
     assert "<summary>Related runs</summary>" in html

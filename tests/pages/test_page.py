@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from baton.pages.plots import series, thin
-from baton.pages.run_page import render
+from baton.pages.run_page import render, tiles
 from baton.runs.documents import OwnState, Skip, SourceLocation, TrackingRun, WarningRecord
 from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.versions import Fingerprint
@@ -33,8 +33,8 @@ def test_full_run(full_report: Any) -> None:
     )
     assert "1 attempt ended early" in page.text
     assert (
-        "Goodput 62% since the run began, 3 steps lost to interruptions, 52.8 MB sent and 39.6 MB fetched, "
-        "a save holds training up for 0.25 s (median)." in page.text
+        "Goodput 62% of the time since the first chunk began, 3 steps lost to interruptions, 52.8 MB sent and "
+        "39.6 MB fetched, a save holds training up for 0.25 s (median)." in page.text
     )
     for phase in ("start-up", "import", "fetch", "build", "restore", "train", "save", "upload"):
         assert f" {phase} " in page.text
@@ -112,12 +112,22 @@ def test_a_run_that_still_trains_has_its_page(full_report: Any) -> None:
     page = read(render(report))
     assert "Training: step 60 of 240, chunk 2 of 4; loss" in page.text
     assert "As of 2026-11-21 03:00 UTC" in page.text
+    assert ("Steps", "60", "of 240, chunk 2 of 4") in tiles(report)
+    assert ("Steps", "240", "in 4 chunks") in tiles(full)
     assert "The run failed" not in page.text
     stopped = read(render(replace(report, is_stopped=True))).text
-    assert "Stopped: step 60 of 240, chunk 2 of 4; loss" in stopped
+    assert "Interrupted: step 60 of 240, chunk 2 of 4; loss" in stopped
     begun = replace(report, plan=None, newest=None, log=(), proof=(), attempts=())
     assert "Preparing the data." in read(render(begun)).text
     assert "No loss was logged yet." in read(render(begun)).text
+
+
+def test_steps_of_a_killed_attempt_have_the_speed_of_their_own_chunk(full_report: Any, attempt: Any) -> None:
+    report = full_report()
+    report.attempts[:] = [attempt(1, 0, 60), attempt(2, 72, 120)]  # killed at 72 or later; that left no record
+    curve = read(render(report)).curves("tokens per second")["tokens per second"]
+    assert [x for x, _ in curve] == [0, 60, 120]
+    assert curve[0][1] != curve[1][1] == curve[2][1]
 
 
 def test_what_is_not_known_of_the_cost_is_left_out(full_report: Any) -> None:
@@ -125,7 +135,7 @@ def test_what_is_not_known_of_the_cost_is_left_out(full_report: Any) -> None:
     quiet = {"bytes_sent": 200, "bytes_received": 0, "save_stalls": []}
     attempts = [attempt.model_copy(update=quiet) for attempt in full.attempts]
     report = replace(full, attempts=attempts, newest=None)
-    assert "% training. 1 attempt ended early. 1.0 kB sent." in read(render(report)).text
+    assert " in all. 1 attempt ended early. 1.0 kB sent." in read(render(report)).text
 
 
 def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any, attempt: Any) -> None:
@@ -163,6 +173,7 @@ def test_run_that_failed_midway(full_report: Any) -> None:
         log=full.log[:100],
         proof=full.proof[:1],
         evaluation=full.evaluation.model_copy(update={"after": {}}),
+        verdict="failed",
     )
     text = read(render(report)).text
     assert "The run failed at step 100 of 240." in text

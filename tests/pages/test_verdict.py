@@ -132,7 +132,7 @@ def test_preferences_have_a_tile(full_report: Any) -> None:
     ("cancelled", "sentence", "heading"),
     [
         (False, "The run failed in export, at step 240 of 240.", "Why it failed"),
-        (True, "The run was cancelled in export, at step 240 of 240.", "Where it was cancelled"),
+        (True, "The run was canceled in export, at step 240 of 240.", "Where it was canceled"),
     ],
 )
 def test_a_run_that_ended_before_its_end(cancelled: bool, sentence: str, heading: str, full_report: Any) -> None:

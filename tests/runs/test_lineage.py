@@ -45,7 +45,7 @@ def storage(tmp_path: Any) -> Storage:
     add("grandchild", 3, fork=forked("child", 50))
     add("cold", 4, fork=forked("first", 60, warm=False))
     add("second-phase", 5, base=store.uri("runs/first/export/abc"))
-    add("next", 6, evaluation={}, report={})
+    add("next", 6, evaluation={"gate": {"passed": False}}, report={})
     add("trial", 7, trial={"sweep": "s", "id": "t000", "values": {"seed": 1}})
     add("orphan", 8, fork=forked("deleted", 10))
     for number, run in enumerate(("first", "next"), 1):
@@ -69,7 +69,7 @@ def test_each_run_has_its_parent_and_how_it_came_from_it(storage: Storage) -> No
     assert found["first"].children == ["child", "cold", "second-phase", "next"]
     states = {name: member.state for name, member in found.items()}
     assert states == {
-        "first": "done", "child": "unfinished", "grandchild": "new", "cold": "new", "second-phase": "new",
+        "first": "succeeded", "child": "interrupted", "grandchild": "new", "cold": "new", "second-phase": "new",
         "next": "rejected", "trial": "new", "orphan": "new", "deleted": "gone",
     }  # fmt: skip
 
@@ -77,24 +77,24 @@ def test_each_run_has_its_parent_and_how_it_came_from_it(storage: Storage) -> No
 @pytest.mark.parametrize(
     ("objects", "expected"),
     [
-        pytest.param({"60": {"a/weights": b"w"}}, (0, "new"), id="an upload that was never committed"),
+        pytest.param({"60": {"a/weights": b"w"}}, (0, "interrupted"), id="an upload that was never committed"),
         pytest.param(
-            {"40": {"manifest.json": {}}, "60": {"a/weights": b"w"}}, (40, "unfinished"),
+            {"40": {"manifest.json": {}}, "60": {"a/weights": b"w"}}, (40, "interrupted"),
             id="an upload above a checkpoint",
         ),
-        pytest.param({"60": {"manifest.json": {}}}, (60, "trained"), id="the last step"),
+        pytest.param({"60": {"manifest.json": {}}}, (60, "interrupted"), id="the last step"),
         pytest.param(
-            {"60": {"manifest.json": {}, "removed-a": b""}}, (0, "new"), id="one that is being removed"
+            {"60": {"manifest.json": {}, "removed-a": b""}}, (0, "interrupted"), id="one that is being removed"
         ),
         pytest.param(
             {"40": {"manifest.json": {}}, "60": {"manifest.json": {}, "damaged-a": b""}},
-            (40, "unfinished"), id="one that was found damaged",
+            (40, "interrupted"), id="one that was found damaged",
         ),
-        pytest.param({"60": {"manifest.json": b"{"}}, (0, "new"), id="half a manifest"),
+        pytest.param({"60": {"manifest.json": b"{"}}, (0, "interrupted"), id="half a manifest"),
         pytest.param(
-            {"40": {"manifest.json": {"finished": True}}}, (40, "trained"), id="early stopping has ended it"
+            {"40": {"manifest.json": {"finished": True}}}, (40, "interrupted"), id="early stopping has ended it"
         ),
-        pytest.param({"100000000": {"manifest.json": {}}}, (10**8, "trained"), id="nine digits"),
+        pytest.param({"100000000": {"manifest.json": {}}}, (10**8, "interrupted"), id="nine digits"),
     ],
 )  # fmt: skip
 def test_what_is_committed_alone_counts(

@@ -485,8 +485,8 @@ def test_the_commands_read_its_run_and_damage_is_passed_over(build: Any, tmp_pat
     assert json.loads(command("checkpoints", "show", uri, "--output", "json")[1])["meta"]["chunk"] == 2
     listed = json.loads(command("runs", "list", "--store", str(tmp_path), "--output", "json")[1])["runs"]
     assert {row["name"]: (row["step"], row["num_steps"], row["state"]) for row in listed} == {
-        "a": (6, 12, "unfinished"),
-        "whole": (12, 12, "trained"),
+        "a": (6, 12, "interrupted"),
+        "whole": (12, 12, "succeeded"),
     }
     weights = Path(baton.checkpoints(uri)[-1]["uri"]) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
