@@ -476,7 +476,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         reason = f" ({', '.join(reasons[:3])})" if reasons else ""
         what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
         return "warn", "consistent", f"not every resume was bit-identical: {what}"
-    pending = "muted" if report.is_live else "warn"  # a run that still trains is not at fault
+    pending = "muted" if report.as_of else "warn"  # before a run's end nothing is at fault
     began = report.fork.step if report.fork and report.fork.warm else 0
     ends = [step for step in report.targets if step >= began]
     # An attempt may train on past the end of an earlier chunk that was left undone.
