@@ -321,20 +321,18 @@ class Committer:
         if not lost.steps and (step in (0, *context.plan.targets) or step == run.began()):
             return  # as usual, at no cost
         reached = step + lost.steps
-        if self._skipped or any(step < skip.step <= reached + 1 for skip in run.skips()):
-            return  # a damaged checkpoint, or a step that the guard skips, is why steps are repeated
+        attempts = [each for each in run.attempts() if each.outcome != "already_done"]
+        saved = [each.to_step - (each.lost_steps if each.outcome == "killed" else 0) for each in attempts]
+        # Recorded up to there, so that checkpoints were lost, not an attempt; or undone by the guard, to skip a step.
+        is_recorded = any(each.outcome != "killed" and each.to_step >= reached for each in attempts)
+        if is_recorded or any(step < skip.step <= reached + 1 for skip in run.skips()):
+            return
         began, chunk = step, context.index
         seconds: dict[str, float] = {}
-        if meta and step > run.began():
-            saved = [
-                each.to_step - (each.lost_steps if each.outcome == "killed" else 0)
-                for each in run.attempts(meta.chunk)
-                if each.outcome != "already_done"
-            ]
-            if step not in saved:  # the attempt that made this checkpoint
-                began, chunk, seconds = meta.restored.step, meta.chunk, dict(meta.seconds)
-            elif not lost.steps:
-                return
+        if meta and step > run.began() and step not in saved:  # the attempt made this checkpoint
+            began, chunk, seconds = meta.restored.step, meta.chunk, dict(meta.seconds)
+        elif not lost.steps:
+            return
         seconds[StagePhase.TRAIN] = seconds.get(StagePhase.TRAIN, 0.0) + lost.seconds
         killed = ChunkAttempt(
             outcome="killed",

@@ -103,3 +103,19 @@ def test_the_next_attempt_records_a_killed_one(
     rows = {row.part.step: row for row in read_proof(report).rows}
     assert all(rows[step].part.verified and not rows[step].problems for step in proven)
     assert [each.outcome for each in report.chunk_attempts].count("killed") == len(kills)
+
+
+def test_steps_of_a_lost_checkpoint_are_repeated_after_no_kill(tiny_base: str, tmp_path: Path) -> None:
+    settings = {"max_steps": 8, "learning_rate": 0.01, "log_every": 1, "lr_scheduler": "linear"}
+    kept = {"keep": {"last": 3}, "wait_for_commit": True}
+    recipe = tiny.recipe(tiny_base, training=settings, chunks=kept, evaluation={"samples": 0})
+    chunks = Chunks(recipe, tmp_path, "damaged", TARGETS)
+    for index, target in enumerate(TARGETS, 1):
+        committer = chunks.train(index)
+        record_attempt(chunks.context(index), Ending.DONE, committer.start_step, target, committer.accounting.figures())
+    chunks.run.write(Progress(step=8, chunk=2, seconds_per_step=2.0))
+    for path in Path(chunks.run.storage.key(chunks.store.prefix(8))).rglob("optimizer.pt"):
+        path.write_bytes(b"damaged")
+    assert chunks.train(2).start_step == 4
+    assert [each.outcome for each in chunks.run.attempts()] == ["done", "done"]
+    assert chunks.run.restored_parts() == []
