@@ -372,6 +372,22 @@ class Restored(Event, kind="restored"):
     wrong: list[str]  # parts of the state in memory that differ from the checkpoint's
 
 
+class TrainingResumed(Event, kind="training_resumed"):
+    """A chunk trains from a checkpoint, or from the beginning; `repeated` steps were trained before, and lost."""
+
+    chunk: int
+    step: int
+    repeated: int
+
+    @property
+    def text(self) -> str:
+        start = f"resumed from step {self.step:,}" if self.step else "started again from the beginning"
+        first, last = self.step + 1, self.step + self.repeated
+        steps = f"steps {first:,} {'and' if self.repeated == 2 else 'to'} {last:,} are"
+        again = f"step {first:,} is" if self.repeated == 1 else steps
+        return f"{start}; {again} repeated" if self.repeated else start
+
+
 class Scored(Event, kind="scored"):
     trial: str
     chunk: int

@@ -56,6 +56,7 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
         events.Tokens(False, 8, [4, 8], **TOKENS, **LENGTHS),
         {"reused": False, "steps": 8, "targets": [4, 8], **TOKENS, **LENGTHS},
     ),
+    (events.TrainingResumed(2, 12, 2), {"chunk": 2, "step": 12, "repeated": 2}),
     (events.LrFound(1e-5), {"learning_rate": 1e-05}),
     (events.Verified(4, 100, "ab"), {"step": 4, "bytes": 100, "digest": "ab"}),
     (events.Evaluating("after", "writing", 2, 8), {"when": "after", "doing": "writing", "done": 2, "of": 8}),

@@ -42,6 +42,7 @@ def demo(
     model of 98 MB. Trains a small model from scratch where either is missing. Exit code 1 means a difference.
     """
     with options.answer(json, trust):
+        from baton.pages.publish import write_report
         from baton.prove import demo as trying
         from baton.prove import prove as proving
 
@@ -83,7 +84,10 @@ def demo(
         run = Run.open(second["uri"])
         page = run.storage.key(run.path("demo.html")) if run.storage.is_local else "demo.html"
         made.proof["report"] = page
-        Path(page).write_text(proving.render(made.proof), encoding="utf-8")
+        kills = [(kill.step, kill.resumed) for kill in made.kills]
+        report = write_report(run.uri)["report_uri"]
+        html = proving.render(made.proof, kills, "report.html" if run.storage.is_local else report)
+        Path(page).write_text(html, encoding="utf-8")
         if json:
             options.print_json({**dataclasses.asdict(made), "model": loaded.model.base, "instead": reason or None})
         else:
@@ -99,6 +103,7 @@ def demo(
             )
             out.print(f"trained in {made.seconds:.0f} s undisturbed, at most {made.peak_bytes / 2**30:.1f} GiB")
             typer.echo(f"curves: {page}")
+            typer.echo(f"report: {report}")
         if not made.proof["exact"]:
             raise typer.Exit(1)
 

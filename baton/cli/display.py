@@ -88,10 +88,11 @@ class Display:
     Args:
         num_chunks: Chunks of the run, without spare ones; 0 where it has several trainings.
         batch_size: Rows of a step, for the speed in tokens.
+        resumes: Whether the run has begun before, so that the step it resumes from is shown.
     """
 
-    def __init__(self, num_chunks: int, batch_size: int = 0) -> None:
-        self.num_chunks, self._batch_size = num_chunks, batch_size
+    def __init__(self, num_chunks: int, batch_size: int = 0, *, resumes: bool = False) -> None:
+        self.num_chunks, self._batch_size, self._resumes = num_chunks, batch_size, resumes
         self._step_tokens = 0.0  # mean tokens of a step
         is_narrow = console.width < 100
         self._progress = Progress(
@@ -117,6 +118,10 @@ class Display:
             self._time(event)
         if isinstance(event, events.Stage):
             self._started(event.stage) if event.state == "started" else self._ended(event.stage)
+        elif isinstance(event, events.TrainingResumed):
+            if self._resumes and not Verbosity.is_quiet:
+                console.print(event.text, markup=False)
+            self._resumes = False  # later chunks resume from each other
         elif line := _line(event):
             if not Verbosity.is_quiet:
                 console.print(line, markup=False)
@@ -124,6 +129,7 @@ class Display:
             if isinstance(event, events.Tokens) and event.train and self._batch_size:
                 self._step_tokens = event.tokens / -(-event.train // self._batch_size)
             self._note(event, note)
+        self._resumes |= isinstance(event, events.Restarted)
         if warning := _warning(event):
             console.print(warning, style="yellow", markup=False)
 

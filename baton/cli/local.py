@@ -85,7 +85,8 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
         if not Verbosity.is_quiet:
             console.print(f"run [bold]{name}[/] at {escape(local.run.uri)}")
         num_chunks = 0 if local.recipe.phases else local.recipe.num_chunks
-        with begun_by(command), Display(num_chunks, local.recipe.training.batch_size) as display:
+        display = Display(num_chunks, local.recipe.training.batch_size, resumes=has_begun)
+        with begun_by(command), display:
             result = local.start(display.heard, containers=is_docker)
     except BatonError as error:
         if isinstance(error, UserError) or not json:

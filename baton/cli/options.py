@@ -72,7 +72,8 @@ Timeout = Annotated[float, typer.Option(help="Hours to wait.")]
 Retries = Annotated[int, typer.Option(min=0, max=10, help="With --wait: retries after a lost pod.")]
 WEEK_H = 168.0  # of `Timeout`
 LeaveOut = Annotated[
-    list[Control] | None, typer.Option(help="Negative control: do not restore this part of the state.")
+    list[Control] | None,
+    typer.Option(help="Negative control: do not restore this part of the state. The runs should differ."),
 ]
 Turns = Annotated[
     str | None,
@@ -191,6 +192,13 @@ class Commands(TyperGroup):
 
 class TopCommands(Commands):
     """Group whose help fits a terminal of 24 lines and 80 columns."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # of pydantic, in typer 0.29
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))

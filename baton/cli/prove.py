@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,16 +44,16 @@ def prove(
     """Check that 1, 2 and 5 chunks match, byte for byte.
 
     Runs the recipe once per number of chunks, in fresh processes. Writes a page with all curves and the first
-    difference.
+    difference. Exit code: 0 equal, 1 different. With --leave-out, a negative control, it is 0 where the runs differ, as
+    they should, and 1 where they are equal, which proves nothing.
     """
     with options.answer(json, trust):
         from baton.prove import prove as proving
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.load(recipe, overrides, store=store).localised()
-        page = (
-            options.page_path(report) if report else options.default_page(loaded.store.uri, f"prove-{loaded.name}.html")
-        )
+        kind = "-".join(["prove", loaded.name, *(f"without-{part}" for part in leave_out or ())])
+        page = options.page_path(report) if report else options.default_page(loaded.store.uri, f"{kind}.html")
         prepare.require_single(loaded, "prove")
         numbers = proving.parse_processes(processes, loaded)
         prepare.check_store(loaded)
@@ -75,7 +74,7 @@ def prove(
         proof["report"] = page
         Path(page).write_text(proving.render(proof), encoding="utf-8")
         options.print_json(proof) if json else proving.print_table(proof)
-        if not proof["exact"]:
+        if not proving.is_as_expected(leave_out or (), exact=proof["exact"]):
             raise typer.Exit(1)
 
 
@@ -94,11 +93,12 @@ def drill(
 ) -> None:
     """Kill training at random moments and compare with an undisturbed run.
 
-    Exit code 0 means that losses and state match byte for byte, and that every committed checkpoint is whole.
+    Exit code 0 means that losses and state match byte for byte, and that every committed checkpoint is whole. With
+    --leave-out, a negative control, it means that they differ, as they should.
     """
     with options.answer(json, trust):
         from baton.prove.drill import Drill
-        from baton.prove.prove import parse_processes
+        from baton.prove.prove import is_as_expected, parse_processes
 
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         prepare.require_single(loaded, "drill")
@@ -118,7 +118,9 @@ def drill(
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()
         options.print_json(report) if json else print_table(report)
-        if not report["exact"]:
+        differs = any(run["difference"] for run in report["runs"])
+        is_whole = bool(report["runs"]) and not any(run["problems"] for run in report["runs"])
+        if not (is_whole and is_as_expected(leave_out or (), exact=not differs)):
             raise typer.Exit(1)
 
 
@@ -139,6 +141,8 @@ class _Display(Display):
 
 def print_table(report: DrillReport) -> None:
     """Prints a drill for people."""
+    from baton.prove.prove import control
+
     table = Table("kill", "asked for", "died in", "chunk", "step", "committed then", "trains again after")
     for kill in report["kills"]:
         seconds, place = kill["seconds_to_training"], str(kill["chunk"])
@@ -157,11 +161,17 @@ def print_table(report: DrillReport) -> None:
     for name in report["unreachable"]:
         screen.print(f"no process was found in phase {name}")
     for run in report["runs"]:
-        if run["difference"]:
-            screen.print(f"{run['run']} differs: {json.dumps(run['difference'])}", markup=False, soft_wrap=True)
+        if difference := run["difference"]:
+            place = f" at step {difference['step']:,}" if "step" in difference else ""
+            values = f"expected {difference['expected']}, found {difference['found']}"
+            screen.print(
+                f"{run['run']} differs, first in {difference['what']}{place}: {values}", markup=False, soft_wrap=True
+            )
         for problem in run["problems"]:
             screen.print(f"{run['run']}: {problem}", markup=False, soft_wrap=True)
     screen.print(verdict(report), soft_wrap=True)
+    if told := control(report["leave_out"], exact=not any(run["difference"] for run in report["runs"])):
+        screen.print(told, markup=False, soft_wrap=True)
 
 
 def verdict(report: DrillReport) -> str:

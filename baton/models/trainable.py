@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import UserError
@@ -45,6 +46,18 @@ def unpacked(folder: str) -> dict[str, Any]:
 
     # Else they stay packed wherever kernels compute with them, and `Trainer` refuses to train packed weights.
     return {"quantization_config": Mxfp4Config(dequantize=True)}
+
+
+def sort_adapter_configs(folder: str) -> None:
+    """Sorts the modules' names in adapter configurations, so that equal runs write equal files.
+
+    PEFT 0.21 keeps them as sets, in an order that differs between processes.
+    """
+    for path in Path(folder).rglob("adapter_config.json"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        names = {key: config.get(key) for key in ("target_modules", "exclude_modules")}
+        config |= {key: sorted(value) for key, value in names.items() if isinstance(value, list)}
+        path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def lora(recipe: Recipe, rows: TokenRows | None = None) -> LoraConfig | None:

@@ -45,7 +45,8 @@
       ctx.font = font.replace("12px", `${11 * ratio}px`);
       ctx.textBaseline = "bottom";
       ctx.textAlign = "left";
-      let free = -Infinity, spare = -Infinity;
+      const free = {end: -Infinity, event: -Infinity};
+      let spare = -Infinity;
       for (const mark of plot.marks) {
         const x = u.valToPos(mark.at, "x", true);
         if (!inside(x)) continue;
@@ -62,13 +63,13 @@
         if (!mark.text) continue;
         ctx.fillStyle = style(mark.kind === "end" ? "muted" : mark.color);
         const room = ctx.measureText(mark.text).width;
-        // Text of a chunk is centred in it; any other text begins at its line, or ends there on the right side.
-        let at = mark.kind === "end" ? (u.valToPos(mark.from, "x", true) + x - room) / 2 : x;
-        if (mark.kind !== "end" && at + room > left + width) at = Math.max(x - room, 0);
+        // Text of a chunk is centred in it, above; any other text is below that, right of its line or left of it.
+        let at = mark.kind === "end" ? (u.valToPos(mark.from, "x", true) + x - room) / 2 : x + 3 * ratio;
+        if (mark.kind !== "end" && at + room > left + width) at = Math.max(x - room - 3 * ratio, 0);
         if (mark.kind === "end" && room > x - u.valToPos(mark.from, "x", true)) continue;
-        if (at < free) continue;
-        ctx.fillText(mark.text, at, top - 3 * ratio);
-        free = at + room + 8 * ratio;
+        if (at < free[mark.kind]) continue;
+        ctx.fillText(mark.text, at, mark.kind === "end" ? top - 3 * ratio : top + 14 * ratio);
+        free[mark.kind] = at + room + 8 * ratio;
       }
       ctx.restore();
     };

@@ -153,8 +153,10 @@ class RunReport:
             return []
         planned = range(1, len(self.targets) + 1)
         worked = {attempt.chunk for attempt in self.attempts if attempt.outcome != "already_done"}
+        # A run that is started again passes over the chunks that are done.
+        attempts = [each for each in self.attempts if each.outcome != "already_done" or each.chunk not in worked]
         return [
-            ChunkAttempts(index, index not in planned, [attempt for attempt in self.attempts if attempt.chunk == index])
+            ChunkAttempts(index, index not in planned, [attempt for attempt in attempts if attempt.chunk == index])
             for index in (*planned, *sorted(chunk for chunk in worked if chunk > len(planned)))
         ]
 
@@ -310,7 +312,8 @@ def _stages(records: list[documents.StageRecord]) -> dict[str, float]:
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:
     """Returns an entry for each checkpoint, and for each that was read back before it went."""
-    parts = [store.run.need(documents.ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
+    parts = store.run.restored_parts()
+    parts += [store.run.need(documents.ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
     read_back = {(part.step, part.digest) for part in parts}
     entries = {part.step: ProofEntry(part, "damaged" if part.step in damaged else "removed") for part in parts}
     for checkpoint in committed:

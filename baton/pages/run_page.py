@@ -35,6 +35,7 @@ PHASES = {
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
+MAX_KILLS = 6  # in words
 SMALL = 220  # height of a plot where two share a row
 
 
@@ -94,7 +95,8 @@ def loss_legend(report: RunReport) -> list[tuple[str, str, str]]:
     kinds = {mark.color: mark for mark in _marks(report)}
     words = (
         ("grey", "line", "end of a chunk"),
-        ("purple", "line dashed", "attempt interrupted"),
+        ("bad", "line dashed", "✗ killed"),
+        ("purple", "line dashed", "preempted"),
         ("amber", "line dashed", "step skipped"),
     )
     return [row for row in words if row[0] in kinds]
@@ -194,12 +196,29 @@ def _end(report: RunReport) -> float:
 
 
 def _marks(report: RunReport) -> list[Mark]:
-    cut = sorted({attempt.to_step for attempt in report.chunk_attempts if attempt.outcome in ("partial", "failed")})
+    preempted, killed = (
+        sorted({attempt.to_step for attempt in report.chunk_attempts if attempt.outcome == outcome})
+        for outcome in ("partial", "killed")
+    )
     return [
         *plots.chunk_marks(report.targets),
-        *(Mark(at=step, color="purple") for step in cut),
+        *(Mark(at=step, color="purple") for step in preempted),
+        *(Mark(at=step, color="bad", text="✗") for step in killed),
         *(Mark(at=step, color="amber") for step in report.skipped),
     ]
+
+
+def kills_note(report: RunReport) -> str:
+    """Returns each kill and the step that training resumed from, in words."""
+    told = []
+    for attempt in report.chunk_attempts:
+        if attempt.outcome == "killed":
+            saved = attempt.to_step - attempt.lost_steps
+            start = f"resumed from step {saved:,}" if saved else "started again from the beginning"
+            repeated = f": {count(attempt.lost_steps, 'step')} repeated" if attempt.lost_steps else ""
+            told.append(f"Killed after step {attempt.to_step:,}, {start}{repeated}.")
+    more = f" And {count(len(told) - MAX_KILLS, 'more kill')}." if len(told) > MAX_KILLS else ""
+    return " ".join(told[:MAX_KILLS]) + more
 
 
 def _silent(mark: Mark) -> Mark:
@@ -220,6 +239,8 @@ def _attempt_rows(chunks: Sequence[ChunkAttempts]) -> list[tuple[str, dict[str, 
             continue
         for at, (attempt, part) in enumerate(zip(chunk.attempts, seconds, strict=True), 1):
             note = "" if attempt.outcome == "done" else attempt.outcome.replace("_", " ")
+            if attempt.outcome == "killed":
+                note = f"killed after step {attempt.to_step:,}"
             rows.append((f"{name}, attempt {at}" if count > 1 else name, part, note))
     return rows
 
@@ -239,6 +260,7 @@ MARKS = {
     "absent": ("–", "absent: this run has none"),
     "of other processes": ("–", "of another number of processes: not compared"),
 }
+GONE = {"removed": "removed by retention", "damaged": "found damaged"}
 MAX_SAMPLES = 40
 NUM_OPEN_SAMPLES = 4
 NUM_OPEN_CHECKPOINTS = 8
@@ -253,6 +275,7 @@ class ProofRow:
     gone: str | None
     marks: tuple[tuple[str, str, str], ...]  # part, symbol and word; empty where nothing was restored before it
     problems: tuple[str, ...]
+    is_end: bool  # of a chunk, whose files are read back from the store
     changes: tuple[str, ...]  # since the previous checkpoint: the fingerprint, and lost state of the user's code
 
     @property
@@ -260,6 +283,13 @@ class ProofRow:
         if self.problems:
             return "bad"
         return "good" if self.part.level == "bitwise" else "warn"
+
+    @property
+    def note(self) -> str:
+        """Returns whether the stored files were verified, where they are to be."""
+        if self.gone:
+            return f"files verified, since {GONE[self.gone]}"
+        return "files verified" if self.part.verified else "files not verified yet" if self.is_end else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +333,7 @@ def render(report: RunReport) -> str:
         time_note=time_note(report.chunk_attempts),
         cost_note=cost_note(report),
         curve_note=curve_note if lost else "",
+        kills_note=kills_note(report),
         evaluation=evaluation,
         figures=collect.figure_rows(evaluation) if evaluation else [],
         example_pages=collect.example_pages(report.examples.shown),
@@ -410,6 +441,7 @@ def read_proof(report: RunReport) -> ResumeProof:
                 gone=entry.gone,
                 marks=tuple((name, *MARKS.get(result, ("✗", result))) for name, result in checked.items()),
                 problems=tuple(problems),
+                is_end=part.step in report.targets,
                 changes=_changes(before, entry),
             )
         )
@@ -433,7 +465,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
-    # The gravest first: a broken chain, a resume that was only consistent, one unchecked or not read back.
+    # The gravest first: a broken chain, a resume that was only consistent, one unchecked, files not verified.
     broken = [row for row in rows if row.problems]
     if broken:
         others = f" and {count(len(broken) - 1, 'more checkpoint')}" if len(broken) > 1 else ""
@@ -446,6 +478,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         reason = f" ({', '.join(reasons[:3])})" if reasons else ""
         what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
         return "warn", "consistent", f"not every resume was bit-identical: {what}"
+    pending = "muted" if report.as_of else "warn"  # before a run's end nothing is at fault
     began = report.fork.step if report.fork and report.fork.warm else 0
     ends = [step for step in report.targets if step >= began]
     # An attempt may train on past the end of an earlier chunk that was left undone.
@@ -455,16 +488,28 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     seen = sum(any(start <= point < end for point in points) for start, end in crossed)
     if seen < len(crossed):
         told = f"{seen} of {count(len(crossed), 'resume')} checked" + (", bit-identical each" if seen else "")
-        return "warn", "partly checked" if seen else "not checked", told
+        return pending, "partly checked" if seen else "not checked", told
     if not restored:
         why = "nothing had to resume" if len(ends) < 2 else "no checkpoint follows a resume"
         return "good", "no resume", why
-    which = "the one resume" if len(points) == 1 else "every resume"
-    unread = sum(not row.part.verified for row in rows if row.part.step in ends)
-    if unread:
-        told = f"{which} was bit-identical, with {count(unread, 'chunk end')} not yet read back from the store"
-        return "warn", "not read back", told
-    return "good", "bit-identical", f"{which} was bit-identical"
+    told = _resumes(len(points & set(report.targets)), report)
+    if unread := sum(not row.part.verified for row in rows if row.is_end and row.part.step >= began):
+        files = f"files of {count(unread, 'checkpoint')} in the store not verified yet"
+        return pending, "files not verified yet", f"{told}; {files}"
+    return "good", "bit-identical", told
+
+
+def _resumes(between: int, report: RunReport) -> str:
+    """Returns the clause on resumes that were all bit-identical; `between` of them from chunk to chunk."""
+    # An attempt before the first checkpoint, or one that nothing has followed yet, is not resumed from.
+    attempts = report.chunk_attempts
+    saved = [each for each in attempts if each.outcome != "killed" or each.to_step > each.lost_steps]
+    cut = [each.outcome for each in saved if each.outcome in ("killed", "partial") and each is not attempts[-1]]
+    after = f"after {'a kill' if 'partial' not in cut else 'an interruption'}"
+    if between + len(cut) == 1:
+        return f"the resume {after if cut else 'from chunk to chunk'} was bit-identical"
+    parts = [f"{between:,} from chunk to chunk" if between else "", f"{len(cut):,} {after}" if cut else ""]
+    return f"every resume was bit-identical: {', '.join(filter(None, parts))}"
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
@@ -518,7 +563,7 @@ def time_note(attempts: Sequence[ChunkRecord]) -> str:
     total = chunk_seconds(attempts)
     if not total:
         return ""
-    cut = sum(attempt.outcome in ("partial", "failed") for attempt in attempts)
+    cut = sum(attempt.outcome in ("partial", "killed") for attempt in attempts)
     note = f"Shares of the time in all stages. {count(len(attempts), 'attempt')} at chunks: {duration(total)} in all."
     return f"{note} {count(cut, 'attempt')} ended early." if cut else note
 

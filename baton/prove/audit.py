@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -254,12 +255,15 @@ def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
 
 
 def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserError:
-    steps = store.committed_steps()
+    steps, began = store.committed_steps(), store.run.began()
+    spans = enumerate(pairwise([began, *store.run.plan().targets]), 1)
+    rest = [str(number) for number, (start, end) in spans if start in (0, *steps) and end in steps and start < end]
+    told = f"Chunks with both checkpoints: {', '.join(rest)}." if rest else "No chunk has both of its checkpoints."
     return UserError(
         f"chunk {index} of run {store.run.name!r} cannot be audited: the checkpoint that {which}, of step {step}, is "
         f"gone; steps {', '.join(map(str, steps)) or '(none)'} are here.",
-        remedy="Retention removes it unless the recipe sets chunks.keep.audit: true. Audit a chunk that is still "
-        "there, or train the run again with that setting.",
+        remedy=f"{told} Retention removes them unless the recipe sets chunks.keep.audit: true. "
+        f"{f'Add --chunk {rest[0]}, or train' if rest else 'Train'} the run again with that setting.",
     )
 
 

@@ -15,7 +15,7 @@ from baton.models import gguf_file
 from baton.prove import prove
 from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import StagePhase
+from baton.runs.documents import Progress, StagePhase
 from baton.runs.run import Run, now
 from baton.source import prepare
 
@@ -159,5 +159,9 @@ def _train_killed(
                 break
             process.output()
             processes.clear_staging(process.pid)
+            # Seen here, and perhaps not noted there yet.
+            before = run.read(Progress)
+            pace = before.seconds_per_step if before else 0.0
+            run.write(Progress(step=killed_at, chunk=index, seconds_per_step=pace))
         begins = target
     return kills

@@ -241,6 +241,7 @@ class DrillReport(TypedDict):
 
     recipe: str
     created: str
+    leave_out: list[str]
     exact: bool
     wanted: int
     kills: list[Kill]
@@ -311,6 +312,7 @@ class Drill:
         return {
             "recipe": self.recipe.name,
             "created": created,
+            "leave_out": self._left_out[1::2],
             "exact": bool(runs) and not any(found["difference"] or found["problems"] for found in runs),
             "wanted": self.wanted,
             "kills": self.kills,

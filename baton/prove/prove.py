@@ -4,7 +4,6 @@ With virtual workers, chunks may take turns between numbers of processes.
 """
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -260,10 +259,14 @@ def print_table(proof: ProofResult) -> None:
             f"{variant['chunks']:>3} chunk(s)  last loss {last_loss(variant)}  "
             f"weights {variant['weights_sha256'][:16]}  state {variant['state_digest'][:16]}"
         )
-    if proof["exact"]:
-        print(f"exact: all {len(proof['variants'])} runs are the same, byte for byte")
-    else:
-        print(f"NOT exact: first difference {json.dumps(proof['first_difference'])}")
+    print(verdict(proof))
+    if told := difference_text(proof):
+        print(told["sentence"])
+        for label, value in told["values"]:
+            if value is not None:
+                print(f"  {label}: {value}")
+    if told_control := control(proof["leave_out"], exact=proof["exact"]):
+        print(told_control)
     print(f"report: {proof['report']}")
 
 
@@ -276,8 +279,14 @@ MAX_STRIPES = 4
 """Curves that share the length of a line; with more, the dashes would be too far apart to follow."""
 
 
-def render(proof: ProofResult) -> str:
-    """Returns the page as one HTML document, which loads nothing."""
+def render(proof: ProofResult, kills: Sequence[tuple[int, int]] = (), report: str = "") -> str:
+    """Returns the page as one HTML document, which loads nothing.
+
+    Args:
+        proof: The comparison.
+        kills: Steps at which the last run was killed, and those that it resumed from.
+        report: Address of that run's report.
+    """
     environment = html.environment(Path(__file__).parent)
     environment.filters |= {"last_loss": last_loss}
     first = proof["variants"][0]
@@ -287,13 +296,15 @@ def render(proof: ProofResult) -> str:
         first_name=named(first),
         tone=tone(proof),
         verdict=verdict(proof),
-        control=control(proof),
+        control=control(proof["leave_out"], exact=proof["exact"]),
         difference=difference_text(proof),
         rows=[(variant, *compared(variant)) for variant in proof["variants"]],
         chunk_counts=listed([f"{variant['chunks']:,}" for variant in proof["variants"]]),
         num_losses=html.count(len(first["losses"]), "logged loss", "logged losses"),
         num_hidden=sum(not math.isfinite(loss) for variant in proof["variants"] for loss in variant["losses"]),
-        loss=loss_plot(proof),
+        loss=loss_plot(proof, kills),
+        kills=kills,
+        report=report,
         drift=drift_plot(proof),
         chunk_ends=chunk_ends(proof),
     )
@@ -314,15 +325,24 @@ def tone(proof: ProofResult) -> str:
     return "warn" if proof["leave_out"] else "good" if proof["exact"] else "bad"
 
 
-def control(proof: ProofResult) -> str:
+def is_as_expected(leave_out: Sequence[str], *, exact: bool) -> bool:
+    """Whether runs are equal, or differ where a negative control has left a part out."""
+    return exact != bool(leave_out)
+
+
+NEEDS = {"rng": "draws random numbers, e.g. with adapter.dropout=0.1", "hooks": "carries state of your own code"}
+
+
+def control(leave_out: Sequence[str], *, exact: bool) -> str:
     """Returns a negative control and whether it found anything; empty where nothing was left out."""
-    if not proof["leave_out"]:
+    if not leave_out:
         return ""
-    parts = listed(proof["leave_out"])
-    setup = f"This is a negative control: {parts} was not restored between chunks, so the runs must differ."
-    if proof["exact"]:
-        return f"{setup} They are: here it makes no difference, and this page proves nothing about it."
-    return f"{setup} They are not, so the comparison does see a part that is missing."
+    parts = listed(leave_out)
+    setup = f"Negative control: {parts} was not restored, so the runs should differ."
+    if not exact:
+        return f"{setup} They do: the comparison detects the missing part."
+    needs = listed([NEEDS.get(part, f"depends on {part}") for part in leave_out])
+    return f"{setup} They do not, so this control proves nothing. Use a recipe that {needs}."
 
 
 def named(variant: Variant) -> str:
@@ -382,13 +402,14 @@ def difference_text(proof: ProofResult) -> dict[str, Any] | None:
     }
 
 
-def loss_plot(proof: ProofResult) -> Plot | None:
+def loss_plot(proof: ProofResult, kills: Sequence[tuple[int, int]] = ()) -> Plot | None:
     """Returns all losses over each other: the first run wide and pale, the others' dashes take turns along it."""
     curves = [
         Curve(name=named(variant), points=plots.series(_entries(variant["steps"], variant["losses"]), "loss"), **line)
         for variant, line in zip(proof["variants"], _lines(proof["variants"]), strict=True)
     ]
-    return plots.plot("Loss of every run by step", "loss", curves, end=_end(proof), marks=_differs_at(proof))
+    marks = [*_differs_at(proof), *(Mark(at=step, text="✗", color="bad") for step, _ in kills)]
+    return plots.plot("Loss of every run by step", "loss", curves, end=_end(proof), marks=marks)
 
 
 def drift_plot(proof: ProofResult) -> Plot | None:

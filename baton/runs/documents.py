@@ -285,7 +285,8 @@ class TrackingRun(NamedDocument, name="tracking.json"):
 
 
 class ChunkAttempt(Document):
-    # `done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted.
+    # `done`, `already_done`, `finished` where early stopping ended the run, `partial` where it was preempted, or
+    # `killed` where it left no record: the next attempt wrote this one, up to the step that was noted last.
     outcome: str = ""
     from_step: int = 0
     to_step: int = 0
@@ -293,7 +294,7 @@ class ChunkAttempt(Document):
     total_seconds: float | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
-    lost_steps: int = 0
+    lost_steps: int = 0  # that this attempt trained again; of a killed one, that no checkpoint held
     lost_seconds: float = 0.0
     save_stalls: list[float] = Field(default_factory=list)
     peak_bytes: int | None = None

@@ -269,6 +269,10 @@ class Run(DocumentFolder):
         part = self.read(documents.ProofPart, max(proven)) if proven else None
         return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
+    def restored_parts(self) -> list[documents.ProofPart]:
+        """Returns the proof of each checkpoint that training resumed from after a kill."""
+        return self.read_all(documents.ProofPart, "proof", "restored-")
+
     def attempts(self, chunk: int | None = None) -> list[documents.ChunkRecord]:
         return self.read_all(
             documents.ChunkRecord, "records", "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-"

@@ -20,12 +20,13 @@ import psutil
 
 from baton import events
 from baton.checkpoint import retention
+from baton.checkpoint.proof import proof_part
 from baton.checkpoint.restore import FetchedCheckpoint, committed_at_target
 from baton.checkpoint.signatures import manifest_digest
 from baton.checkpoint.staging import PendingCheckpoint, Staging, SupersededError
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, Parent
 from baton.errors import BatonError, ExactnessError, UnavailableError
-from baton.runs.documents import Progress, RunCost, StagePhase, Transfer
+from baton.runs.documents import ChunkAttempt, Progress, RunCost, StagePhase, Transfer
 from baton.runs.run import Run, now
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.runtime import RetryAttempt, Work, backoff, retry
@@ -37,7 +38,8 @@ from baton.train.preemption import PreemptionWatch
 logger = logging.getLogger("baton")
 
 PAUSE = 2.0  # seconds between two commits tried while the store is unavailable
-NOTES = 10.0  # seconds between two notes of the step that training is at, so that a kill shows lost work
+# Seconds between two notes of the step that training is at, by which a kill's lost work is known.
+NOTES, LOCAL_NOTES = 10.0, 1.0
 LAST_MOMENT = 30.0  # seconds for which a failed chunk waits for a checkpoint on its way
 SOON = 5.0  # seconds of retries for one request before the commit counts as failing
 
@@ -183,7 +185,7 @@ class ProgressNotes:
         self._ended = threading.Event()
 
     def lost(self, restored_step: int) -> Lost:
-        """Returns the work lost beyond the checkpoint restored now, to the ten seconds between two notes."""
+        """Returns the work lost beyond the checkpoint restored now, up to the last note."""
         note = self.run.read(Progress)
         if note is None or note.step <= restored_step:
             return Lost()
@@ -207,7 +209,7 @@ class ProgressNotes:
                 self.run.write(before.model_copy(update={"step": noted}))
         except BatonError as error:
             logger.warning("progress was not noted: %s", error.message)
-        while not self._ended.wait(NOTES):
+        while not self._ended.wait(LOCAL_NOTES if self.run.storage.is_local else NOTES):
             if self.step == noted:
                 continue
             noted = self.step
@@ -296,9 +298,56 @@ class Committer:
     def on_first_step(self) -> None:
         self._context.clock.enter(StagePhase.TRAIN)
         self._saved_at = time.monotonic()
+        lost = self.accounting.lost.steps
+        if self.start_step or lost:
+            resumed = events.TrainingResumed(chunk=self._context.index, step=self.start_step, repeated=lost)
+            logger.info("%s", resumed.text)
+            events.emit(resumed)
+        try:
+            self._record_killed()
+        except BatonError as error:  # a picture of the run, not the run
+            logger.warning("the attempt before this one was not recorded: %s", error.message)
         self.accounting.progress.start(self.start_step)
         # Requests fail fast from here: `Uploader` must notice soon that a commit does not get through, and retries it.
         self._context.run.storage.patience = min(self._patience, SOON)
+
+    def _record_killed(self) -> None:
+        """Records the attempt before this one if it left no record, as it was killed.
+
+        Also keeps the restored checkpoint's part of the proof, as retention may remove the checkpoint.
+        """
+        context, restored, lost, step = self._context, self._restored, self.accounting.lost, self.start_step
+        run, meta = context.run, restored.meta if restored else None
+        if not lost.steps and (step in (0, *context.plan.targets) or step == run.began()):
+            return  # as usual, at no cost
+        reached = step + lost.steps
+        attempts = [each for each in run.attempts() if each.outcome != "already_done"]
+        saved = [each.to_step - (each.lost_steps if each.outcome == "killed" else 0) for each in attempts]
+        # Recorded up to there, so that checkpoints were lost, not an attempt; or undone by the guard, to skip a step.
+        is_recorded = any(each.outcome != "killed" and each.to_step >= reached for each in attempts)
+        if is_recorded or any(step < skip.step <= reached + 1 for skip in run.skips()):
+            return
+        began, chunk = step, context.index
+        seconds: dict[str, float] = {}
+        if meta and step > run.began() and step not in saved:  # the attempt made this checkpoint
+            began, chunk, seconds = meta.restored.step, meta.chunk, dict(meta.seconds)
+        elif not lost.steps:
+            return
+        seconds[StagePhase.TRAIN] = seconds.get(StagePhase.TRAIN, 0.0) + lost.seconds
+        killed = ChunkAttempt(
+            outcome="killed",
+            from_step=began,
+            to_step=reached,
+            seconds=seconds,
+            total_seconds=sum(seconds.values()),
+            lost_steps=lost.steps,
+            lost_seconds=lost.seconds,
+        )
+        run.record(f"train-chunk-{chunk:03d}", {"chunk": chunk, **killed.to_json()})
+        if restored:
+            # Read back in whole, and compared with the state in memory.
+            part = proof_part(context.store, restored.checkpoint).model_copy(update={"verified": True})
+            run.put(f"proof/restored-{step:08d}.json", part.to_json())
 
     def judge(self, step: int, due_by_time: bool) -> StepDecision:
         """Returns the first rank's part of `Checkpointer.agree`."""

@@ -26,7 +26,7 @@ from baton.checkpoint import staging
 from baton.checkpoint.digest import tree_digest
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
-from baton.models import rng
+from baton.models import rng, trainable
 from baton.train import samplers
 from baton.train.distributed import Ranks, Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
@@ -142,6 +142,8 @@ class ExactResume(ChunkTrainer):
 
     def _save_model(self, output_dir: str | None, internal: bool) -> None:
         self.write_weights(output_dir, internal=internal)
+        if self.args.should_save:
+            trainable.sort_adapter_configs(str(output_dir))
         if internal:
             with contextlib.suppress(FileNotFoundError):
                 # A pickle that no resume needs, and that one refuses: before the folder's files are sent.

@@ -50,7 +50,15 @@ def test_without_the_model_a_small_one_is_trained_and_said_to_be(tmp_path: Path)
     assert [kill["resumed"] for kill in result["kills"]] == [4, 12, 20]
     assert "cannot be fetched from the package index" in result["instead"]
     assert "small model from scratch" in done.stderr
-    assert Path(result["proof"]["report"]).is_file()
+    page = Path(result["proof"]["report"])
+    assert (
+        "killed with SIGKILL 3 times (✗): at step 6, resumed from 4; at step 14, resumed from 12;" in page.read_text()
+    )
+    assert '<a href="report.html">' in page.read_text()
+    report = (page.parent / "report.html").read_text()
+    for kill in result["kills"]:
+        assert f"Killed after step {kill['step']}, resumed from step {kill['resumed']}" in report
+    assert "every resume was bit-identical: 2 from chunk to chunk, 3 after a kill" in report
     assert list(tmp_path.glob("*.html")) == []
 
 

@@ -153,3 +153,28 @@ def test_digests_are_for_the_verbose(shown: io.StringIO, monkeypatch: pytest.Mon
         screen.heard(events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}))
         screen.heard(events.Stage("train chunk 1", "done"))
     assert "step 4 saved, digest 0123456789ab" in shown.getvalue()
+
+
+RESUMED: list[tuple[tuple[int, int], str]] = [
+    ((12, 0), "resumed from step 12"),
+    ((12, 1), "resumed from step 12; step 13 is repeated"),
+    ((12, 2), "resumed from step 12; steps 13 and 14 are repeated"),
+    ((1200, 3), "resumed from step 1,200; steps 1,201 to 1,203 are repeated"),
+    ((0, 3), "started again from the beginning; steps 1 to 3 are repeated"),
+]
+
+
+@pytest.mark.parametrize(("at", "words"), RESUMED)
+def test_a_repeated_command_shows_the_step_it_resumes_from(at: tuple[int, int], words: str, shown: io.StringIO) -> None:
+    with display.Display(3, resumes=True) as screen:
+        screen.heard(events.TrainingResumed(2, *at))
+        screen.heard(events.TrainingResumed(3, 16, 0))  # from chunk to chunk
+    assert shown.getvalue() == f"{words}\n"
+
+
+def test_a_process_restarted_within_a_chunk_shows_it_too(shown: io.StringIO) -> None:
+    with display.Display(3) as screen:
+        screen.heard(events.TrainingResumed(2, 8, 0))  # from chunk to chunk
+        screen.heard(events.Restarted(2, 1, 2, "The process was lost."))
+        screen.heard(events.TrainingResumed(2, 12, 2))
+    assert shown.getvalue().splitlines()[1:] == ["resumed from step 12; steps 13 and 14 are repeated"]

@@ -76,8 +76,8 @@ def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, di
 def test_the_report_shows_the_run(finished: tuple[Path, dict[str, Any], str]) -> None:
     page = Path(finished[1]["report_uri"]).read_text()
     assert "Eval loss fell" in page
-    assert "the one resume was bit-identical" in page
-    assert "not read back" not in page
+    assert "the resume from chunk to chunk was bit-identical" in page
+    assert "not verified yet" not in page
     assert finished[1]["checkpoints"][-1]["digest"] in page
     assert "evaluation" in read(page).curves("loss")
 
@@ -161,7 +161,7 @@ def test_prove_is_exact(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_prove_without_the_random_state_is_not_exact(tmp_path: Path) -> None:
     done = _prove(tmp_path, "--leave-out", "rng", "--report", "control.html")
-    assert done.returncode == 1
+    assert done.returncode == 0, "a control is to find a difference"
     found = json.loads(done.stdout)
     assert found["exact"] is False
     assert found["first_difference"]["what"] == "loss"

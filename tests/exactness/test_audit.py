@@ -261,10 +261,16 @@ def test_a_parent_that_is_gone_is_told(copied: Callable[[str], Run], tmp_path: P
     code, told, _ = audit(run, 2, tmp_path)
     assert code == 2
     assert "the checkpoint that it began with, of step 3, is gone; steps 6, 9 are here" in told["error"]
-    assert "chunks.keep.audit: true" in told["error"]
+    assert "Chunks with both checkpoints: 3. Retention removes them unless the recipe sets" in told["error"]
+    assert "Add --chunk 3, or train the run again with that setting." in told["error"]
     code, told, _ = audit(run, 1, tmp_path)
     assert code == 2
     assert "that it ended on, of step 3" in told["error"]
+    shutil.rmtree(_manifest(run, TARGETS[1])[0].parent)
+    code, told, _ = audit(run, 3, tmp_path)
+    assert code == 2
+    assert "No chunk has both of its checkpoints. Retention removes them unless" in told["error"]
+    assert told["error"].endswith("Train the run again with that setting.")
 
 
 def test_mistakes(honest: Run, recipe_path: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> RunReport:
     attempts = [_attempt(k, start, end) for k, (start, end) in enumerate(pairwise(ends), 1)]
     if num_chunks > 1:
         middle = (ends[1] + ends[2]) // 2
-        attempts[1:2] = [_attempt(2, ends[1], middle, "failed", 11.0), _attempt(2, middle, ends[2], "done", 10.4)]
+        attempts[1:2] = [_attempt(2, ends[1], middle, "killed", 11.0), _attempt(2, middle, ends[2], "done", 10.4)]
     steps = [
         {"step": k + 1, "loss": float(loss[k]), "learning_rate": float(rate[k]), "grad_norm": float(norm[k])}
         for k in range(num_steps)

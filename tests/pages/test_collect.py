@@ -117,8 +117,8 @@ def test_the_chain_goes_on_over_checkpoints_that_are_gone(history: History) -> N
 def test_the_page_claims_what_was_read_back_before_it_went(history: History) -> None:
     page = render(collect(history.run))
 
-    assert "in 30 steps over 3 chunks; every resume was bit-identical." in page
-    assert page.count("read back, since removed by retention") == 3
+    assert "every resume was bit-identical: 1 from chunk to chunk, 2 after an interruption." in page
+    assert page.count("files verified, since removed by retention") == 3
     assert ">spare 4</td>" in page
 
 

@@ -29,7 +29,7 @@ def test_full_run(full_report: Any) -> None:
     page = read(html)
     assert (
         "Eval loss fell from 8.31 to 3.20 (perplexity 4,064 → 24.5) in 240 steps over 4 chunks; "
-        "every resume was bit-identical." in page.text
+        "every resume was bit-identical: 3 from chunk to chunk, 1 after a kill." in page.text
     )
     assert "1 attempt ended early" in page.text
     assert (
@@ -63,8 +63,11 @@ def test_loss_has_evaluations_chunks_and_interruptions(full_report: Any) -> None
         (180, "chunk 3"),
         (240, "chunk 4"),
     ]
-    assert [mark["at"] for mark in marks if mark["color"] == "purple"] == [90]
-    assert "attempt interrupted" in page.text
+    assert [(mark["at"], mark["text"]) for mark in marks if mark["color"] == "bad"] == [(90, "✗")]
+    assert "✗ killed" in page.text
+    assert "Killed after step 90, resumed from step 90." in page.text
+    assert "chunk 2, attempt 1 " in page.text
+    assert "killed after step 90" in page.text
     assert {"learning rate", "gradient norm", "tokens per second"} <= {plot["y"] for plot in page.plots}
 
 
@@ -142,7 +145,7 @@ def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any
     report = full_report()
     report.attempts[-1:] = [attempt(4, 180, 200, "partial"), attempt(5, 200, 240)]
     text = read(render(report)).text
-    assert "in 240 steps over 4 chunks; every resume was bit-identical." in text
+    assert "every resume was bit-identical: 3 from chunk to chunk, 2 after an interruption." in text
     assert " spare 5 " in text
     assert " chunk 5 " not in text
 
@@ -152,10 +155,10 @@ def test_checkpoints_that_are_gone_still_stand_in_the_chain(full_report: Any) ->
     for index, gone in enumerate(("removed", "damaged")):
         report.proof[index] = replace(report.proof[index], gone=gone)
     text = read(render(report)).text
-    assert text.count("bitwise read back, since removed by retention") == 1
-    assert text.count("bitwise read back, since found damaged") == 1
+    assert text.count("bitwise files verified, since removed by retention") == 1
+    assert text.count("bitwise files verified, since found damaged") == 1
     assert "s3://store/runs/quickstart/checkpoints/step-00000060" not in text
-    assert "every resume was bit-identical." in text
+    assert "every resume was bit-identical: " in text
 
 
 def test_run_that_failed_before_it_began(empty_report: Any) -> None:

@@ -29,8 +29,9 @@ CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position",
         ),
         pytest.param(
             {"verified": False},
-            "every resume was bit-identical, with 1 chunk end not yet read back from the store.",
-            id="not-read-back",
+            "every resume was bit-identical: 3 from chunk to chunk, 1 after a kill; "
+            "files of 1 checkpoint in the store not verified yet.",
+            id="not-verified-yet",
         ),
         pytest.param(
             {"parent_digest": "0" * 64},
@@ -74,7 +75,8 @@ def test_a_chunk_end_that_was_trained_past_is_no_hand_over(full_report: Any, pro
     report = full_report()
     report.attempts[1:4] = [attempt(2, 60, 80, "partial"), attempt(3, 80, 180)]
     report.proof[:] = [proof_entry(60, None), proof_entry(80, 60), proof_entry(180, 80), proof_entry(240, 180)]
-    assert read_proof(report).sentence == "every resume was bit-identical"
+    told = "every resume was bit-identical: 2 from chunk to chunk, 1 after an interruption"
+    assert read_proof(report).sentence == told
 
     report.proof[1:3] = [proof_entry(80, 60, checked=None), proof_entry(180, 80, checked=None)]
     assert read_proof(report).sentence == "1 of 2 resumes checked, bit-identical each"
@@ -84,7 +86,83 @@ def test_a_chunk_that_was_taken_away_before_its_first_step(full_report: Any, pro
     report = full_report()
     report.attempts[1:4] = [attempt(2, 60, 60, "partial"), attempt(3, 60, 180)]
     report.proof[:] = [proof_entry(60, None), proof_entry(180, 60), proof_entry(240, 180)]
-    assert read_proof(report).sentence == "every resume was bit-identical"
+    told = "every resume was bit-identical: 2 from chunk to chunk, 1 after an interruption"
+    assert read_proof(report).sentence == told
+
+
+# Outcomes of the second chunk's attempts, whether files are verified, whether the run still trains → pill and clause.
+RESUMES: dict[str, tuple[list[str], bool, bool, str, str, str]] = {
+    "from chunk to chunk": (
+        ["done"],
+        True,
+        False,
+        "good",
+        "bit-identical",
+        "every resume was bit-identical: 3 from chunk to chunk",
+    ),
+    "after a kill": (
+        ["killed", "done"],
+        True,
+        False,
+        "good",
+        "bit-identical",
+        "every resume was bit-identical: 3 from chunk to chunk, 1 after a kill",
+    ),
+    "after a preemption": (
+        ["partial", "killed", "done"],
+        True,
+        False,
+        "good",
+        "bit-identical",
+        "every resume was bit-identical: 3 from chunk to chunk, 2 after an interruption",
+    ),
+    "in training": (
+        ["done"],
+        False,
+        True,
+        "muted",
+        "files not verified yet",
+        "every resume was bit-identical: 3 from chunk to chunk; files of 4 checkpoints in the store not verified yet",
+    ),
+    "at the end": (
+        ["done"],
+        False,
+        False,
+        "warn",
+        "files not verified yet",
+        "every resume was bit-identical: 3 from chunk to chunk; files of 4 checkpoints in the store not verified yet",
+    ),
+}
+
+
+@pytest.mark.parametrize(("outcomes", "verified", "live", "tone", "word", "clause"), RESUMES.values(), ids=RESUMES)
+def test_resumes_are_counted_by_kind_and_pending_checks_are_no_warning(
+    outcomes: list[str],
+    verified: bool,
+    live: bool,
+    tone: str,
+    word: str,
+    clause: str,
+    full_report: Any,
+    attempt: Any,
+    proof_entry: Any,
+) -> None:
+    report = full_report()
+    report.attempts[1:3] = [attempt(2, 60, 120 if outcome == "done" else 90, outcome) for outcome in outcomes]
+    report.proof[:] = [proof_entry(end, end - 60 or None, verified=verified) for end in (60, 120, 180, 240)]
+    report = replace(report, as_of="2026-11-21T02:10:00Z" if live else "")
+    proof = read_proof(report)
+    assert (proof.tone, proof.word, proof.sentence) == (tone, word, clause)
+    page = render(report)
+    assert ("<h2>Verified ✓</h2>" in page) is verified
+    assert page.count("files not verified yet</span>") == (0 if verified else 5)  # a pill, and each row
+
+
+def test_the_first_resume_is_not_a_kill(full_report: Any, attempt: Any, proof_entry: Any) -> None:
+    report = full_report(2)
+    report.attempts[:] = [attempt(1, 0, 120), attempt(2, 120, 240)]
+    report.proof[:] = [proof_entry(120, None), proof_entry(240, 120)]
+    assert read_proof(report).sentence == "the resume from chunk to chunk was bit-identical"
 
 
 def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report: Any, proof_entry: Any) -> None:

@@ -149,12 +149,29 @@ def test_negative_control_says_whether_it_found_anything() -> None:
     differing = proved(_variant(1), _variant(2, losses=_losses(off_from=31)), leave_out=("rng",))
     text = _text(render(differing))
     assert "NOT exact: 1 of 2 runs differs" in text
-    assert "negative control: rng was not restored between chunks" in text
-    assert "the comparison does see a part that is missing" in text
+    assert "Negative control: rng was not restored, so the runs should differ." in text
+    assert "They do: the comparison detects the missing part." in text
     assert "Left out rng (negative control)" in text
     same = render(proved(_variant(1), _variant(2), leave_out=("rng",)))
-    assert "this page proves nothing about it" in _text(same)
+    assert "They do not, so this control proves nothing. Use a recipe that draws random numbers" in _text(same)
     assert 'class="verdict warn"' in same
+
+
+@pytest.mark.parametrize(
+    ("kills", "words"),
+    [
+        ([(14, 12)], "killed with SIGKILL 1 time (✗): at step 14, resumed from 12."),
+        (
+            [(6, 4), (14, 12)],
+            "killed with SIGKILL 2 times (✗): at step 6, resumed from 4; at step 14, resumed from 12.",
+        ),
+    ],
+)
+def test_kills_are_in_words_and_on_the_curve(kills: list[tuple[int, int]], words: str) -> None:
+    page = render(proved(_variant(1), _variant(3)), kills, "report.html")
+    assert f"The run in 3 chunks was {words}" in _text(page)
+    assert [(mark["at"], mark["text"]) for mark in read(page).plots[0]["marks"]] == [(step, "✗") for step, _ in kills]
+    assert '<a href="report.html">Report of this run</a>' in page
 
 
 def test_losses_that_are_not_numbers_equal_themselves() -> None:
@@ -221,6 +238,86 @@ def test_counts_that_compare_nothing_are_refused(counts: str) -> None:
         proving.parse_counts(counts)
 
 
+# Parts left out, and whether the runs are equal → last lines at the terminal, and whether that is as it should be.
+ENDS: dict[str, tuple[tuple[str, ...], bool, list[str], bool]] = {
+    "equal": ((), True, ["exact: all 2 runs are the same, byte for byte"], True),
+    "different": (
+        (),
+        False,
+        [
+            "NOT exact: 1 of 2 runs differs from the run in 1 chunk",
+            "The run in 2 chunks differs from the run in 1 chunk in the loss, first at value 31 of 60 logged losses: "
+            "step 31, in chunk 2 of 2. The 30 losses before it are the same.",
+        ],
+        False,
+    ),
+    "control that detects": (
+        ("rng",),
+        False,
+        [
+            "Negative control: rng was not restored, so the runs should differ. They do: the comparison detects the "
+            "missing part."
+        ],
+        True,
+    ),
+    "control that proves nothing": (
+        ("rng",),
+        True,
+        [
+            "exact: all 2 runs are the same, byte for byte",
+            "Negative control: rng was not restored, so the runs should differ. They do not, so this control proves "
+            "nothing. Use a recipe that draws random numbers, e.g. with adapter.dropout=0.1.",
+        ],
+        False,
+    ),
+    "control of hooks that proves nothing": (
+        ("hooks",),
+        True,
+        [
+            "Negative control: hooks was not restored, so the runs should differ. They do not, so this control "
+            "proves nothing. Use a recipe that carries state of your own code."
+        ],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("leave_out", "equal", "lines", "expected"), ENDS.values(), ids=ENDS)
+def test_terminal_and_page_end_alike(
+    leave_out: tuple[str, ...], equal: bool, lines: list[str], expected: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proof = proved(_variant(1), _variant(2, losses=_losses(off_from=None if equal else 31)), leave_out=leave_out)
+    proving.print_table({**proof, "report": "p.html"})
+    printed, page = capsys.readouterr().out.splitlines(), _text(render(proof))
+    for line in lines:
+        assert line in printed
+        assert line in page
+    assert not any("{" in line for line in printed)
+    assert proving.is_as_expected(leave_out, exact=proof["exact"]) is expected
+
+
+@pytest.mark.parametrize("command", ["chunks", "kills"])
+def test_a_part_that_cannot_be_left_out_is_refused_with_the_parts_that_can(command: str) -> None:
+    words = ["verify", command, str(SCRATCH), "--leave-out", "optimizer"]
+    done = CliRunner().invoke(app, words, prog_name="baton")
+    assert done.exit_code == 2
+    assert "'--leave-out': 'optimizer' is not one of 'rng', 'hooks'." in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_a_control_has_a_page_of_its_own_and_fails_where_it_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["verify", "chunks", str(SCRATCH), "--store", str(tmp_path / "store"), "--chunks", "1,2"]
+    done = CliRunner().invoke(app, [*words, "--leave-out", "hooks"], prog_name="baton")
+    assert done.exit_code == 1, done.output
+    assert done.stdout.splitlines()[-2].endswith("Use a recipe that carries state of your own code.")
+    page = tmp_path / "store/pages/prove-scratch-without-hooks.html"
+    assert done.stdout.splitlines()[-1] == f"report: {page}"
+    assert [path.name for path in page.parent.iterdir()] == [page.name]
+
+
 @pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_command_writes_the_page_either_way(exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -234,5 +331,5 @@ def test_command_writes_the_page_either_way(exact: bool, tmp_path: Path, monkeyp
         options = ["--leave-out", "rng", "--report", page.name, "--json"]
         done = CliRunner().invoke(app, [*command, *options], prog_name="baton")
         assert json.loads(done.stdout)["report"] == str(page)
-    assert done.exit_code == (0 if exact else 1), done.output
+    assert done.exit_code == 0, done.output  # a control is to find a difference
     assert ("NOT exact" in page.read_text()) is not exact

@@ -28,7 +28,7 @@ _MANIFEST = re.compile(r"(.*)/manifest(-\d+)?\.json")
 _CHECKPOINT = re.compile(r"checkpoints/step-(\d+)/manifest\.json")
 _MAY_STAY = re.compile(rf"{_CHECKPOINT.pattern}|(checkpoints|exports?)/.*/?removed-[0-9a-f]{{12}}")
 """Manifests that are looked at by themselves, and marks of removals."""
-_MANY = ("records/", "metrics/", "restarts/", "progress.json")
+_MANY = ("records/", "metrics/", "restarts/", "proof/restored-", "progress.json")
 """What each attempt leaves one of, or none, as it should."""
 _OF_A_RUN = ("README.md", "baton.json")
 """Files of an export that name their run."""
