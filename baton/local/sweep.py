@@ -15,7 +15,7 @@ from typing import TypeVar
 from baton import events
 from baton.compiler.pipeline_file import compile_pipeline
 from baton.errors import BatonError, UserError
-from baton.local import engine, forkserver, processes
+from baton.local import begun, engine, forkserver, processes
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
@@ -85,8 +85,8 @@ class LocalSweep:
             file.write(load.dumps(self.recipe))
             file.flush()
             arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
-            begun = self._stage(events.Prepares, "begin", *arguments)
-        for preparation in begun.preparations:
+            preparations = self._stage(events.Prepares, "begin", *arguments).preparations
+        for preparation in preparations:
             if not is_prepared(Run(self.sweep.storage, preparation["run"])):
                 prepared = load.loads(preparation["recipe"])
                 with processes.environment(**{ORIGIN["until"]: "data"}):
