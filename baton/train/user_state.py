@@ -132,8 +132,7 @@ class OwnStates:
         values = found.values()
         self._began, self._owners = {name: each.digest for name, each in values.items()}, set(found.owners)
         self._same = {name: each.identity for name, each in values.items() if each.identity is not None}
-        path = os.path.join(folder or "", file_name(rank))
-        if folder is None or not os.path.isfile(path):
+        if folder is None or not os.path.isfile(path := os.path.join(folder, file_name(rank))):
             return
         with open(path, "rb") as file:
             self._saved = load_object(file.read(), path)
@@ -205,7 +204,7 @@ class OwnStates:
         for identity in value.inside:
             for other in holders[identity]:
                 both_now = values[name].identity == values[other].identity == identity
-                if other != name and not (both_now and self._same.get(name, -1) == self._same.get(other)):
+                if other != name and not (both_now and self._same.get(name, name) == self._same.get(other)):
                     return other
         return None
 
@@ -306,7 +305,7 @@ class Walk:
 
     def _follow(self, value: Any, name: str) -> None:
         """Visits a value, or values in it, that have places of their own."""
-        if id(value) in self._foreign or isinstance(value, CONSTANT) or self._depth > DEEPEST:
+        if self._depth > DEEPEST:
             return
         self._depth += 1
         if self._has_places(value):
@@ -459,7 +458,7 @@ class Encoded:
             return [kind.__name__, base64.b64encode(value).decode()]
         if id(value) in self._foreign or depth > NESTED or id(value) in self.inside:
             self.opaque = True
-            return ["elsewhere", _label(value)]
+            return [_label(value)]
         if isinstance(value, (*MUTABLE, *RANDOM, itertools.count)):
             self.inside[id(value)] = value
         if isinstance(value, np.ndarray | np.generic | torch.Tensor):
@@ -505,14 +504,14 @@ class Encoded:
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
             if not plain or value.is_quantized or value.is_meta:
                 self.opaque = True
-                return ["tensor", str(type(value)), list(value.shape)]
+                return [str(type(value)), list(value.shape)]
             self.opaque |= value.is_complex()  # safetensors has not all of them
             tensor = value.detach().resolve_conj()
             return ["torch", self._kept(tensor), str(value.device), value.requires_grad]
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.fields:
             self.opaque = True
-            return ["object array", array.dtype.str, repr(array.tolist())]
+            return [array.dtype.str, repr(array.tolist())]
         raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else torch.empty(0)
         kind = "scalar" if isinstance(value, np.generic) else "numpy"
         return [kind, self._kept(raw), array.dtype.str, list(array.shape)]

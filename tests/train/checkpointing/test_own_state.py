@@ -27,6 +27,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from baton import errors
 from baton.errors import ExactnessError
 from baton.models import hooks
 from baton.recipe.run import Hooks
@@ -190,6 +191,10 @@ LOST = {
         "def a():\n    return 1\ndef b():\n    return 2\nnow = a\ndef touch():\n    global now\n    now = b if now is a else a\n"
         "    return now()\n",
     ),
+    "list that two get later": (
+        "own.py:a",
+        "a = b = None\ndef touch():\n    global a, b\n    a = b = [1]\n    return len(a)\n",
+    ),
     "a global that goes": (
         "own.py:first",
         "first = True\ndef touch():\n    return 1 if globals().pop('first', False) else 0\n",
@@ -204,6 +209,7 @@ REASONS = {
     "objects that it makes": MORE,
     "object made late": MORE,
     "list that two share later": "it shares an object with `own.py:seen`",
+    "list that two get later": "it shares an object with `own.py:b`",
     "a global that goes": "it was removed",
 }
 """Kind of state that is not carried → the reason, where it is not its content."""
@@ -368,6 +374,7 @@ OWN_TRAINER = """from transformers import Trainer
 class hook(Trainer):
     def compute_loss(self, *_, **__):
         self.calls = getattr(self, 'calls', 0) + self.pace
+        self.kept = [*getattr(self, 'kept', ()), 1]
         self.last = 'compute_loss'
         self.state.global_step += 1
 """
@@ -378,7 +385,7 @@ def test_attributes_of_ones_own_trainer_are_carried_and_those_of_transformers_ar
     is_hook: bool, tmp_path: Path
 ) -> None:
     process = Process(tmp_path, "", OWN_TRAINER)
-    process.trainer.calls, process.trainer.last, process.trainer.pace = 0, "", 1
+    process.trainer.calls, process.trainer.last, process.trainer.pace, process.trainer.kept = 0, "", 1, []
     process.trainer.compute_loss_func = process.trainer.compute_loss if is_hook else None
     states = OwnStates(process.trainer)
     states.begin(None, 0)
@@ -386,7 +393,7 @@ def test_attributes_of_ones_own_trainer_are_carried_and_those_of_transformers_ar
     process.trainer._globalstep_last_logged = 1
     process.trainer.pace = 2  # set by no code of the class
     own = states.capture()[2]
-    assert (own.carried.keys(), own.lost) == ({"own.py:hook.calls", "own.py:hook.last"}, {})
+    assert (own.carried.keys(), own.lost) == ({"own.py:hook.calls", "own.py:hook.last", "own.py:hook.kept"}, {})
 
 
 TRAINERS = {
@@ -508,6 +515,8 @@ def test_a_value_goes_through_json_and_its_digest_is_that_of_all_releases(kind: 
     back = user_state._decoded(json.loads(json.dumps(encoded.tree)), encoded.arrays)
     assert type(back) is type(make())
     assert _encoded(back).digest == encoded.digest
+    immutable = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic)
+    assert (encoded.identity is None) == isinstance(make(), immutable)
 
 
 READ_ONLY = np.zeros(2)
@@ -645,9 +654,18 @@ PLACES: dict[str, tuple[str, str]] = {
         "k m n",
         "n = m = k = 0\nunused = 1\ndef touch():\n    def inner():\n        return [m for _ in (lambda: k)()]\n    return n\n",
     ),
-    "any name": (
-        "hook n other",
-        "n = 0\nother = 1\ndef touch():\n    return globals()['n']\n",
+    **{
+        f"any name, by {name.partition('(')[0]}": ("hook n other", f"import sys\nn = 0\nother = 1\ndef touch():\n    return {name}\n")
+        for name in ("globals()['n']", "vars(sys)", "eval('n')", "exec('n')", "sys.modules['own'].n")
+    },
+    "a list in itself": ("kept", "kept = []\nkept.append(kept)\ndef touch():\n    return kept\n"),
+    "objects as deep as is searched": (
+        "all all[0][0][0][0][0].n",
+        "class Kept:\n    def __init__(self):\n        self.n = 0\nall = [[[[[Kept()]]]]]\ndef touch():\n    return all\n",
+    ),
+    "objects too deep": (
+        "all",
+        "class Kept:\n    def __init__(self):\n        self.n = 0\nall = [[[[[[Kept()]]]]]]\ndef touch():\n    return all\n",
     ),
     "a constant of another module": (
         "",
@@ -688,16 +706,55 @@ def test_a_walk_finds_every_place_that_code_refers_to(kind: str, tmp_path: Path)
         *("rollout_func", "formatting_func"),
     ],
 )
-def test_hooks_of_an_installed_package_have_places(name: str, tmp_path: Path) -> None:
+def test_hooks_of_an_installed_package_have_places(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "own_packages", set())
     folder = tmp_path / "site-packages"
     folder.mkdir()
-    process = Process(folder, "n = []\ndef touch():\n    return n\n", "metric")
-    process.trainer.compute_metrics = None
-    assert user_state.Walk(process.trainer).slots == {}
+    process = Process(folder, "n = []\ndef touch():\n    return n\n", "reward")
+    process.trainer.reward_funcs, process.trainer.other = None, process.module.touch
+    assert user_state.Walk(process.trainer).slots == {}, "as an attribute it is no hook"
     setattr(process.trainer, name, [process.module.touch])
     assert user_state.Walk(process.trainer).slots.keys() == {"own.py:n"}
     setattr(process.trainer, name, torch.nn.functional.mse_loss)
     assert user_state.Walk(process.trainer).slots == {}
+
+
+def test_two_objects_of_one_class_have_places_of_their_own(tmp_path: Path) -> None:
+    processes = [Process(tmp_path, "", ONES_OWN) for _ in range(2)]
+    for process in processes:
+        process.trainer.add_callback(process.module.hook())
+        process.first, process.second = process.trainer.callback_handler.callbacks[-2:]
+        process.first.n, process.second.n = 3, 5
+        process.states = OwnStates(process.trainer)
+    processes[0].states.begin(None, 0)
+    processes[0].first.on_step_end()
+    processes[0].second.n = 7
+    found = user_state.Walk(processes[0].trainer).slots
+    owners = {name: slot.owner for name, slot in found.items()}
+    assert owners == {"own.py:hook.n": "own.py:hook()", "own.py:hook.n'": "own.py:hook()'"}
+    assert _saved(processes[0], tmp_path).carried.keys() == owners.keys()
+    processes[1].states.begin(str(tmp_path), 0)
+    processes[1].states.restore()
+    assert (processes[1].first.n, processes[1].second.n) == (4, 7)
+
+
+OWNERS = (
+    "class Kept:\n    n = 0\n    def __init__(self):\n        self.m = 0\nkept = Kept()\ndef make():\n    c = 1\n    def inner(a=[]):\n"
+    "        return c, kept\n    return inner\ninner = make()\ninner.x = 1\ndef touch(*, k=0):\n    return inner()\n"
+)
+
+
+def test_each_place_belongs_to_an_object_that_is_named(tmp_path: Path) -> None:
+    """A checkpoint keeps the name, by which a chunk with a newer release finds the object."""
+    found = user_state.Walk(Process(tmp_path, OWNERS, "loss").trainer).slots
+    assert {name.removeprefix("own.py:"): slot.owner.removeprefix("own.py:") for name, slot in found.items()} == {
+        **dict.fromkeys(("touch", "inner", "kept"), "own.py"),
+        **{name: name for name in ("make.<locals>.inner.c", "make.<locals>.inner(a)")},
+        "make.<locals>.inner.x": "make.<locals>.inner",
+        "Kept.n": "Kept",
+        "kept.m": "kept",
+        "touch().k": "touch()",
+    }
 
 
 class Kept:
@@ -737,7 +794,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], bool]] = {
     "iterator that ends": (lambda: iter({1: 2}.items()), list, True),
     "object with a position": (lambda: io.BytesIO(b"ab"), lambda it: it.read(1), True),
     "file": (lambda: open(__file__, encoding="utf-8"), lambda it: it.read(1), True),
-    "file that is written": (lambda: open(os.devnull, "w", encoding="utf-8"), lambda it: it.write("a"), False),
+    "file that is written": (lambda: os.fdopen(os.memfd_create("written"), "w"), lambda it: it.write("a"), False),
     "file that is closed": (lambda: open(__file__, encoding="utf-8"), lambda it: it.close(), True),
     "array of the library": (lambda: array.array("i", [1]), lambda it: it.append(2), True),
     "view of a dictionary": (lambda: types.MappingProxyType({}), lambda it: None, False),
@@ -750,6 +807,11 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], bool]] = {
     "nested too deep to carry": (lambda: _nested(31), lambda it: None, False),
     "tensor without values": (lambda: torch.empty(2, device="meta"), lambda it: None, False),
     "tensor that is sparse": (lambda: torch.eye(2).to_sparse(), lambda it: None, False),
+    "tensor that is quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
+        lambda it: None,
+        False,
+    ),
     "complex tensor": (lambda: torch.ones(2, dtype=torch.complex64).conj(), lambda it: it.add_(1), True),
     "array with fields": (lambda: np.zeros(2, "i4,f4"), lambda it: it["f0"].fill(1), True),
     "dictionary with a factory of its own": (lambda: collections.defaultdict(Kept), lambda it: it[1], True),
@@ -757,6 +819,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], bool]] = {
 """Kind of value that cannot be carried → what makes it, what changes it, and whether that can be seen."""
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_a_change_of_what_cannot_be_carried_is_seen(kind: str) -> None:
     make, change, is_seen = UNKNOWN[kind]
@@ -768,13 +831,21 @@ def test_a_change_of_what_cannot_be_carried_is_seen(kind: str) -> None:
     assert (_encoded(value).digest != before.digest) == is_seen
 
 
+def test_an_object_of_the_trainers_in_a_list_is_known_by_its_class() -> None:
+    model, other = torch.nn.ReLU(), torch.nn.Tanh()
+    first, second = (user_state.Encoded([each], {id(each): each}, {}) for each in (model, other))
+    assert first.opaque
+    assert first.digest != second.digest
+    assert first.digest != _encoded([None]).digest
+
+
 def test_an_iterator_without_a_position_counts_as_changed_each_time() -> None:
     value = csv.reader(["a", "b"])
     assert _encoded(value).digest != _encoded(value).digest
 
 
 def test_values_are_carried_as_deep_as_thirty_levels() -> None:
-    value = _nested(29)
+    value = _nested(30)
     encoded = _encoded(value)
     assert not encoded.opaque
     _deepest(value)[0] = 1
