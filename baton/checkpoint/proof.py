@@ -287,7 +287,8 @@ class Verification:
         for objects in self._steps.values():
             objects.problems += self._chain(objects)
         head = max(here, default=0)
-        problems, notes = list(self._of_run(here, head)), list(self._notes(head))
+        problems = list(self._of_run(here, head))
+        notes = list(self._notes(head, is_unchanged=not problems))
         # Steps that were never committed are not reported: nothing can restore them.
         told = {number: each for number, each in sorted(self._steps.items()) if each.generations or each.problems}
         rows = {number: _row(number, each) for number, each in told.items()}
@@ -396,12 +397,12 @@ class Verification:
         except (BatonError, ValueError) as error:
             yield str(error)
 
-    def _notes(self, head: int) -> Iterator[str]:
+    def _notes(self, head: int, *, is_unchanged: bool) -> Iterator[str]:
         newest = self._steps[head].current if head else None
         if newest is None or newest.meta.sources is None:
             return
         try:
-            if sources_of(self._run).recipe != newest.meta.sources.recipe:
+            if is_unchanged and sources_of(self._run).recipe != newest.meta.sources.recipe:
                 yield f"recipe.json has changed since step {head} was signed, in settings that change no bits"
         except BatonError:
             return
