@@ -41,7 +41,7 @@ from baton.train.protocol import ChunkTrainer
 
 PART = "hooks"  # name of this part of the state; only where something is carried
 # Modules of Python whose objects keep nothing that training depends on.
-SILENT = ("logging", "threading", "_thread", "contextvars", "pathlib", "re", "weakref")
+SILENT = ("logging", "threading", "weakref")
 # Attributes of trainers that hold hooks, which may be installed packages.
 HOOKS = (
     *("compute_loss_func", "compute_metrics", "data_collator", "preprocess_logits_for_metrics", "reward_funcs"),

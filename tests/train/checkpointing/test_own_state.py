@@ -15,8 +15,11 @@ import json
 import logging
 import os
 import random
+import re
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +35,7 @@ from baton.errors import ExactnessError
 from baton.models import hooks
 from baton.recipe.run import Hooks
 from baton.runs.documents import OwnState
-from baton.train import user_state
+from baton.train import state, user_state
 from baton.train.user_state import OwnStates
 
 IMPORTS = "import collections, itertools, random, types\nimport numpy as np\nimport torch\n"
@@ -757,6 +760,33 @@ def test_each_place_belongs_to_an_object_that_is_named(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("name", "is_found"), [("train_dataset", False), ("eval_dataset", False), ("own", True)])
+def test_rows_are_no_state(name: str, is_found: bool, tmp_path: Path) -> None:
+    source = "class Rows:\n    def __init__(self):\n        self.n = 0\ndef touch():\n    return 0\n"
+    process = Process(tmp_path, source, "loss")
+    setattr(process.trainer, name, process.module.Rows())
+    assert ("own.py:Rows.n" in user_state.Walk(process.trainer).slots) == is_found
+
+
+def test_modules_that_code_imports_as_it_runs_have_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("own_alone.py", "own_package/__init__.py", "own_package/inner.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("n = 0\nother = 0\n")
+    (tmp_path / "own_package/hook.py").write_text(
+        "def touch():\n    import own_alone\n    from . import inner\n    return own_alone.n + inner.n\n"
+    )
+    process = Process(tmp_path, "import own_package.hook\ntouch = own_package.hook.touch\n", "loss")
+    assert user_state.Walk(process.trainer).slots.keys() == {"own.py:touch"}
+    process.call()
+    try:
+        names = {"own.py:touch", "own_alone.py:n", "inner.py:n"}
+        assert user_state.Walk(process.trainer).slots.keys() == names
+    finally:
+        for name in ("own_alone", "own_package", "own_package.inner", "own_package.hook"):
+            del sys.modules[name]
+
+
 class Kept:
     """A user's object."""
 
@@ -776,6 +806,18 @@ def _deepest(value: list[Any]) -> list[Any]:
     while isinstance(value[0], list):
         value = value[0]
     return value
+
+
+def _chain(number: int) -> Kept:
+    """Returns an object that has another, and so on."""
+    made = Kept()
+    if number > 1:
+        vars(made)["next"] = _chain(number - 1)
+    return made
+
+
+def _last(value: Any) -> Any:
+    return _last(value.next) if hasattr(value, "next") else value
 
 
 def _holds_itself() -> list[Any]:
@@ -800,6 +842,13 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], bool]] = {
     "view of a dictionary": (lambda: types.MappingProxyType({}), lambda it: None, False),
     "object of a library": (lambda: torch.nn.ReLU(), lambda it: vars(it).update(inplace=True), False),
     "logger": (lambda: logging.Logger("a"), lambda it: it.setLevel(9), False),
+    "event": (threading.Event, lambda it: it.set(), False),
+    "lock": (threading.Lock, lambda it: it.acquire(), False),
+    "weak dictionary": (weakref.WeakKeyDictionary, lambda it: it.update({Kept: 1}), False),
+    "path and pattern": (lambda: [Path("a"), re.compile("a")], lambda it: (str(it[0]), it[1].match("a")), False),
+    "another path": (lambda: [Path("a")], lambda it: it.insert(0, it.pop() / "b"), True),
+    "chain of objects": (lambda: _chain(7), lambda it: vars(_last(it)).update(n=1), True),
+    "chain of more objects": (lambda: _chain(8), lambda it: vars(_last(it)).update(n=1), False),
     "function": (lambda: _nested, lambda it: None, False),
     "class": (lambda: Kept, lambda it: None, False),
     "module": (lambda: os, lambda it: None, False),
@@ -876,8 +925,16 @@ def test_each_process_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_state_of_several_processes_is_joined() -> None:
     rows = [OwnState(carried={"a": "1", "b": "1"}), OwnState(carried={"a": "1", "b": "2"}, lost={"c": "why"})]
-    assert user_state.merge_rank_states(rows).carried.keys() == {"a", "b"}
-    assert user_state.merge_rank_states(rows).lost == {"c": "why"}
+    rows[1].carried["of one"] = "3"
+    rows[1].lost["before c"] = "too"
+    found = user_state.merge_rank_states(rows)
+    assert found.carried == {
+        "a": "1",
+        "b": state.combine_ranks(["1", "2"]),
+        "of one": state.combine_ranks(["", "3"]),
+    }
+    assert list(found.lost.items()) == [("before c", "too"), ("c", "why")]
+    del rows[1].carried["of one"], rows[1].lost["before c"]
     one = user_state.merge_rank_states(rows, each_writes=False)
     assert (one.carried, one.lost.keys()) == ({"a": "1"}, {"b", "c"})
     assert user_state.merge_rank_states([OwnState(), OwnState()]) == OwnState()
