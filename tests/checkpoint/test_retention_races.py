@@ -15,6 +15,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError
 from baton.recipe.run import Keep
 from baton.runs.run import Run
+from baton.store.protocol import ObjectInfo
 from baton.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
@@ -100,6 +101,39 @@ def test_a_removal_that_died_hides_what_it_had_begun_to_take(store: str, checkpo
             retention.prune(mortal, ONE)
 
         assert [found.step for found in made.store.committed()] == [20]
+
+
+def test_of_one_that_was_replaced_the_removal_takes_the_older_manifest_first(in_a_folder: Any):
+    """Else a reader between the two would find the older one, which is damaged, where there is none any more."""
+    made = in_a_folder
+    made.commit(10)
+    made.damage(10)
+    made.commit_all(10, 20)
+    mortal = CheckpointStore(Run(Mortal(made.storage.base_uri, changes=2), "r"))
+    with pytest.raises(Died):
+        retention.prune(mortal, ONE)
+
+    assert {name for name in made.objects(10) if name.startswith("manifest")} == {"manifest-2.json"}
+    assert made.store.read(10) is None
+
+
+@pytest.mark.parametrize(("times", "passes"), [(4, True), (5, False)])
+def test_work_that_others_disturb_is_repeated_four_times(times: int, passes: bool, in_a_folder: Any):
+    in_a_folder.commit_all(10, 20)
+    disturbed = iter([FileNotFoundError] * times)
+
+    class Disturbed(Storage):
+        def find(self, path: str) -> dict[str, ObjectInfo]:
+            if error := next(disturbed, None):
+                raise error
+            return super().find(path)
+
+    store = CheckpointStore(Run(Disturbed(in_a_folder.storage.base_uri), "r"))
+    if passes:
+        assert [removal.step for removal in retention.removals(store, ONE)] == [10]
+    else:
+        with pytest.raises(FileNotFoundError):
+            retention.removals(store, ONE)
 
 
 @pytest.mark.parametrize("repeat", range(3))

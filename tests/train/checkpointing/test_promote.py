@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.checkpoint.proof import promote, read_back
+from baton.checkpoint.proof import promote, proof_part, read_back
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore, Restoration
 from baton.errors import DamagedError
 from baton.recipe import load
-from baton.runs.documents import ForkNote, Promoted, ProofPart, StageRecord
+from baton.runs.documents import ChunkAttempt, ForkNote, Promoted, ProofPart, StageRecord
 from baton.runs.outcomes import TrialInfo
 from baton.runs.plan import Plan, make_plan
-from baton.runs.run import Run
+from baton.runs.run import Run, now
 from baton.store.storage import Storage
 
 RECIPE = {
@@ -130,12 +130,28 @@ def test_a_checkpoint_that_has_gone_since_it_was_read_back(
     assert len(run.storage.list(run.path("records"))) == 1 + holds
 
 
-def test_a_checkpoint_that_is_here_is_read_back_again(run: Run) -> None:
+def test_a_checkpoint_that_is_here_is_read_back_again(run: Run, tmp_path: Path) -> None:
     run.write(ProofPart(step=REACHED, digest="before"), 3)
-    run.record("train-chunk-003", {"chunk": 3, "from_step": 3, "to_step": REACHED, "outcome": "done"})
+    figures = {"from_step": 3, "to_step": REACHED, "seconds": {"train": 2.0}, "save_stalls": [0.5], "peak_bytes": 7}
+    for outcome in ("partial", "done"):
+        run.record("train-chunk-003", {"chunk": 3, "outcome": outcome, "tokens": 5, "at": outcome, **figures})
+    for step in (1, 2):
+        _commit(run, tmp_path, step, CheckpointMeta(digest=f"d{step}"))
+    before = now()
     part = promote(run, 3)
     assert part
-    assert (part.digest, part.verified) == ("d9", True)
+    store = CheckpointStore(run)
+    checkpoint = store.newest()
+    assert checkpoint
+    fixed = {"chunk": 3, "verified": True, "verified_at": part.verified_at, "verify_seconds": part.verify_seconds}
+    assert part.model_copy(update={"attempts": [], "removed": []}) == proof_part(store, checkpoint).model_copy(
+        update=fixed
+    )
+    assert part.attempts == [ChunkAttempt(outcome=outcome, **figures) for outcome in ("partial", "done")]
+    assert [(entry.step, entry.bytes) for entry in part.removed] == [(1, 19)]
+    assert before <= str(part.verified_at) <= now()
+    assert 0 < float(part.verify_seconds or 0) < 60
+    assert run.need(ProofPart, 3) == part
 
 
 def test_the_record_of_the_stage_names_its_chunk(run: Run) -> None:

@@ -31,12 +31,12 @@ from baton.store.storage import Storage
 class Signed:
     """A run whose checkpoints are signed."""
 
-    def __init__(self, folder: Path, signer: Signer) -> None:
+    def __init__(self, folder: Path, signer: Signer, store: str | None = None) -> None:
         self.folder = folder
         recipe = {"name": "r", "model": {"base": "x"}, "data": {"source": "x"}}
         recipe |= {"chunks": {"signing": {"public_key": signer.public.line}}}
         self.recipe = load.validate(recipe, origin="r")
-        self.run = Run(Storage(str(folder / "store")), "r")
+        self.run = Run(Storage(store or str(folder / "store")), "r")
         self.run.create(self.recipe)
         rows = folder / "rows"
         rows.mkdir()
@@ -213,9 +213,8 @@ def test_who_asks_for_no_signature_reads_a_signed_run_as_any(signed: Signed) -> 
 class Chain(Signed):
     """A signed run of three checkpoints, each of which names the one before it."""
 
-    def __init__(self, folder: Path, signer: Signer, **meta: Any) -> None:
-        super().__init__(folder, signer)
-        self.more = meta
+    def __init__(self, folder: Path, signer: Signer, store: str | None = None) -> None:
+        super().__init__(folder, signer, store)
         self.run.put("plan.json", {"rows": 8, "steps_per_epoch": 2, "num_steps": 6, "targets": [2, 4, 6]})
         self.run.put("data.json", {"digest": "of rows"})
         self.run.put("model.json", {"base_sha256": None})
@@ -227,7 +226,7 @@ class Chain(Signed):
         manifest = signatures.manifest_digest(before.manifest) if before else ""
         parent = Parent(step=step - 2, digest=f"of {step - 2}", manifest=manifest) if before else None
         identity = state_identity(self.run, self.recipe, self.run.plan())
-        return CheckpointMeta(digest=f"of {step}", identity=identity, parent=parent, **self.more)
+        return CheckpointMeta(digest=f"of {step}", identity=identity, parent=parent)
 
     def manifest(self, step: int) -> Manifest:
         return Manifest(**json.loads(self.manifest_path(step).read_bytes()))
@@ -394,6 +393,13 @@ VERDICTS: dict[str, tuple[Callable[[Chain], object], list[str]]] = {
         lambda chain: chain.add(6, "weights", b"weighTs"),
         ["step 6: weights: SHA-256 is SHA, committed was SHA"],
     ),
+    "file changed, and the one before with another state": (
+        _several(
+            lambda chain: chain.add(6, "weights", b"weighTs"),
+            lambda chain: chain.sign_again(4, digest="another"),
+        ),
+        ["step 6: weights: SHA-256 is SHA, committed was SHA"],
+    ),
     "files added": (
         lambda chain: [chain.add(6, name, b"{}") for name in ("more/config.json", "a.py")],
         ["step 6: a.py: not in the manifest", "step 6: more/config.json: not in the manifest"],
@@ -505,6 +511,19 @@ def test_a_verification_expects_a_step_and_a_digest(
     expected = digest(chain)
     chain.take(*gone)
     assert chain.verdict(step, expected) == told
+
+
+def test_a_verification_expects_a_digest_beside_damage(chain: Chain) -> None:
+    chain.mark("damaged", 4)
+    assert chain.verdict(6, chain.digest(6)) == ["step 4: it was found damaged before"]
+
+
+@pytest.mark.s3
+def test_a_pickle_with_code_is_found_in_a_bucket_too(tmp_path: Path, signer: Signer, s3_store: str) -> None:
+    chain = Chain(tmp_path, signer, s3_store)
+    assert chain.verdict() == []
+    _with_code(chain)
+    assert chain.verdict() == VERDICTS["pickle with code"][1]
 
 
 def test_a_verification_names_each_state_and_the_newest(chain: Chain) -> None:
