@@ -149,7 +149,7 @@ PLAN = Plan(rows=97, steps_per_epoch=STEPS_PER_EPOCH, num_steps=40, targets=(20,
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("order", [None, "rows", "blocks"])
+@pytest.mark.parametrize("order", [None, "blocks"])
 def test_a_chunk_fetches_the_files_that_it_lacks(
     order: str | None, tokens_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
