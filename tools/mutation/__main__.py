@@ -121,6 +121,7 @@ def _measure(forks: Any, seen: Seen, file: str) -> None:
     if isinstance(results, dict):
         raise SystemExit(results["error"])
     seen.forget(file)
+    seen.shared[file] = 0.0
     if (scratch / "lines.txt").exists():
         seen.add(choosing.FILES, scratch / "lines.txt", results)
     counts = {outcome: sum(result["outcome"] == outcome for result in results) for outcome in ("passed", "failed")}

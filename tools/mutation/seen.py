@@ -88,8 +88,8 @@ class Seen:
             tests += [test for test in found if test not in tests]
 
     def has(self, file: str) -> bool:
-        """Tells whether a test of a file or folder was measured."""
-        return any(test.startswith(file) for test in self.seconds)
+        """Tells whether a file or folder was measured, even one of which no test passes here."""
+        return file in self.shared or any(test.startswith(file) for test in self.seconds)
 
     def forget(self, file: str) -> None:
         """Forgets the tests of a file or folder."""
