@@ -137,7 +137,7 @@ def promote(run: Run, index: int) -> ProofPart | None:
     attempts = run.attempts(index)
     part = _gone_since(store, index, target, is_last=index >= plan.slots(recipe.chunks.spare))
     if part is None and target >= run.began():
-        checkpoint = _left_by(store, target, attempts[-1] if attempts else None)
+        checkpoint = _left_by(store, target, attempts[-1] if attempts else ChunkAttempt())
         if checkpoint:
             part = prove(store, checkpoint, index, attempts, keep=recipe.chunks.keep, targets=plan.targets)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
@@ -152,22 +152,21 @@ def _gone_since(store: CheckpointStore, index: int, target: int, *, is_last: boo
     before = store.run.read(ProofPart, index)
     if before is None or before.step != target or store.read(target) is not None:
         return None
-    later = any(checkpoint.step > target for checkpoint in store.committed())
+    later = any(store.committed(after=target))
     if not later and not is_last:
         store.run.warn(f"{store.storage.uri(store.prefix(target))} is no longer there; a later chunk makes up for it.")
     return before if later or not is_last else None
 
 
-def _left_by(store: CheckpointStore, target: int, attempt: ChunkRecord | None) -> Checkpoint | None:
-    outcome = attempt.outcome if attempt else None
-    checkpoint = store.read(attempt.to_step if attempt and outcome in ("partial", "finished") else target)
-    if checkpoint is None and attempt and outcome == "already_done":
+def _left_by(store: CheckpointStore, target: int, attempt: ChunkAttempt) -> Checkpoint | None:
+    checkpoint = store.read(attempt.to_step if attempt.outcome in ("partial", "finished") else target)
+    if checkpoint is None and attempt.outcome == "already_done":
         # Early stopping ended the run before the target, or a trial that caught up has only a later checkpoint.
         reached = store.read(attempt.to_step)
         checkpoint = reached if reached and (reached.meta.finished or store.run.read(TrialInfo)) else None
     if checkpoint is not None:
         return checkpoint
-    if outcome != "partial":
+    if attempt.outcome != "partial":
         raise DamagedError(f"{store.storage.uri(store.prefix(target))}: the chunk left no checkpoint there.")
     # The next chunk may have passed it and let retention take it. None: preempted before the first checkpoint.
     return store.newest()
@@ -287,7 +286,8 @@ class Verification:
         for objects in self._steps.values():
             objects.problems += self._chain(objects)
         head = max(here, default=0)
-        problems, notes = list(self._of_run(here, head)), list(self._notes(head))
+        problems = list(self._of_run(here, head))
+        notes = list(self._notes(head, is_unchanged=not problems))
         # Steps that were never committed are not reported: nothing can restore them.
         told = {number: each for number, each in sorted(self._steps.items()) if each.generations or each.problems}
         rows = {number: _row(number, each) for number, each in told.items()}
@@ -396,12 +396,12 @@ class Verification:
         except (BatonError, ValueError) as error:
             yield str(error)
 
-    def _notes(self, head: int) -> Iterator[str]:
+    def _notes(self, head: int, *, is_unchanged: bool) -> Iterator[str]:
         newest = self._steps[head].current if head else None
         if newest is None or newest.meta.sources is None:
             return
         try:
-            if sources_of(self._run).recipe != newest.meta.sources.recipe:
+            if is_unchanged and sources_of(self._run).recipe != newest.meta.sources.recipe:
                 yield f"recipe.json has changed since step {head} was signed, in settings that change no bits"
         except BatonError:
             return

@@ -301,10 +301,10 @@ def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, sha
     # Next to the target, and moved there whole: never half a model under its name.
     with tempfile.TemporaryDirectory(prefix=".baton-merge-", dir=os.path.dirname(target)) as scratch:
         names = [name for name in checkpoint.manifest.files if not TRAINING_FILES.match(name)]
-        local = store.fetch(checkpoint, os.path.join(scratch, "checkpoint"), names=names)
+        local = store.fetch(checkpoint, f"{scratch}/checkpoint", names=names)
         if not any(os.path.isfile(os.path.join(local, name)) for name in ("config.json", sharded.ADAPTER)):
             raise DamagedError(f"{summary['uri']} has no config.json, which its weights need to load.")
-        merged = os.path.join(scratch, "merged")
+        merged = f"{scratch}/merged"
         files = sharded.merge(local, merged, shard_size=shard_size)
         size = sum(os.path.getsize(os.path.join(merged, name)) for name in files)
         if os.path.isdir(target):

@@ -43,32 +43,36 @@ class VersionedFormat:
 FORMATS: Mapping[str, VersionedFormat] = {
     "rows": VersionedFormat(
         2,
-        "which rows a split holds, and on which side",
-        "start the run under another name",
-        {1: OlderFormat("0.1.0", True)},
+        what="which rows a split holds, and on which side",
+        instead="start the run under another name",
+        older={1: OlderFormat("0.1.0", True)},
     ),
     "tokens": VersionedFormat(
         2,
-        "tokenization of rows, and the tokens in the loss",
-        "start the run under another name",
-        {1: OlderFormat("0.1.0", True)},
+        what="tokenization of rows, and the tokens in the loss",
+        instead="start the run under another name",
+        older={1: OlderFormat("0.1.0", True)},
     ),
     "draws": VersionedFormat(
         1,
-        "the order of rows, and every random number",
-        "fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
+        what="the order of rows, and every random number",
+        instead="fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
     ),
     "loss": VersionedFormat(
         2,
-        "how much each row and token counts in the loss of a step and of an evaluation",
-        "fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
+        what="how much each row and token counts in the loss of a step and of an evaluation",
+        instead="fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
         # Micro-batches and evaluation batches counted alike there, whatever they held.
-        {1: OlderFormat("0.1.0", is_continued=True)},
+        older={1: OlderFormat("0.1.0", is_continued=True)},
     ),
     "digest": VersionedFormat(
-        1, "the contents of a state digest", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
+        1,
+        what="the contents of a state digest",
+        instead="fork its weights alone: `baton runs fork NAME@STEP --weights-only`",
     ),
-    "checkpoint": VersionedFormat(1, "the files of a checkpoint, and their contents", "export it with that release"),
+    "checkpoint": VersionedFormat(
+        1, what="the files of a checkpoint, and their contents", instead="export it with that release"
+    ),
 }
 
 DATA_FORMATS = ("rows", "tokens")  # inherited by a warm fork and a sweep's trial, with the data of another run

@@ -41,7 +41,7 @@ from baton.train.protocol import ChunkTrainer
 
 PART = "hooks"  # name of this part of the state; only where something is carried
 # Modules of Python whose objects keep nothing that training depends on.
-SILENT = ("logging", "threading", "_thread", "contextvars", "pathlib", "re", "weakref")
+SILENT = ("logging", "threading", "weakref")
 # Attributes of trainers that hold hooks, which may be installed packages.
 HOOKS = (
     *("compute_loss_func", "compute_metrics", "data_collator", "preprocess_logits_for_metrics", "reward_funcs"),
@@ -52,6 +52,7 @@ ROWS = ("train_dataset", "eval_dataset")
 DYNAMIC = {"globals", "vars", "exec", "eval", "modules"}  # names by which code may refer to any other
 CONSTANT = (type(None), bool, int, float, str)
 MUTABLE = (list, dict, set, bytearray, collections.deque, np.ndarray, torch.Tensor)
+CALLABLE = (types.FunctionType, types.MethodType, functools.partial, functools._lru_cache_wrapper, SeededCollator)
 # Generators of random numbers: how to get the state of one, and how to set it.
 RANDOM: dict[Any, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     random.Random: (lambda it: it.getstate(), lambda it, state: it.setstate(state)),
@@ -131,8 +132,7 @@ class OwnStates:
         values = found.values()
         self._began, self._owners = {name: each.digest for name, each in values.items()}, set(found.owners)
         self._same = {name: each.identity for name, each in values.items() if each.identity is not None}
-        path = os.path.join(folder or "", file_name(rank))
-        if folder is None or not os.path.isfile(path):
+        if folder is None or not os.path.isfile(path := os.path.join(folder, file_name(rank))):
             return
         with open(path, "rb") as file:
             self._saved = load_object(file.read(), path)
@@ -204,7 +204,7 @@ class OwnStates:
         for identity in value.inside:
             for other in holders[identity]:
                 both_now = values[name].identity == values[other].identity == identity
-                if other != name and not (both_now and self._same.get(name, -1) == self._same.get(other)):
+                if other != name and not (both_now and self._same.get(name, name) == self._same.get(other)):
                     return other
         return None
 
@@ -283,7 +283,7 @@ class Walk:
         return is_own(module) or str(module).partition(".")[0] in self._packages
 
     def _has_places(self, value: Any) -> bool:
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial | SeededCollator):
+        if isinstance(value, CALLABLE):
             return True
         kind = value if isinstance(value, type) else type(value)
         return self._is_own(kind.__module__) or (kind is type(value) and _has_state_dict(value))
@@ -305,7 +305,7 @@ class Walk:
 
     def _follow(self, value: Any, name: str) -> None:
         """Visits a value, or values in it, that have places of their own."""
-        if id(value) in self._foreign or isinstance(value, CONSTANT) or self._depth > DEEPEST:
+        if self._depth > DEEPEST:
             return
         self._depth += 1
         if self._has_places(value):
@@ -329,6 +329,8 @@ class Walk:
             self._visit(value.func, _label(value.func))
             for key, each in (*enumerate(value.args), *value.keywords.items()):
                 self._argument(_label(value.func), str(key), each)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._visit(value.__wrapped__, _label(value.__wrapped__))
         elif isinstance(value, types.MethodType):
             self._visit(value.__self__, name)
             self._visit(value.__func__, _label(value.__func__))
@@ -395,8 +397,9 @@ class Walk:
             return
         name = _label(kind)
         for key, value in list(vars(kind).items()):
-            inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-            if isinstance(inner, types.FunctionType):
+            wraps = value.func if isinstance(value, functools.cached_property | functools.partialmethod) else value
+            inner = getattr(wraps, "__func__", None) or getattr(wraps, "fget", None) or wraps
+            if isinstance(inner, types.FunctionType | functools._lru_cache_wrapper):
                 self._visit(inner, _label(inner))
             elif not key.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__"):
                 self._place(f"{name}.{key}", StateSlot(self._own(name, kind), "attribute", key, kind))
@@ -455,21 +458,19 @@ class Encoded:
             return [kind.__name__, base64.b64encode(value).decode()]
         if id(value) in self._foreign or depth > NESTED or id(value) in self.inside:
             self.opaque = True
-            return ["elsewhere", _label(value)]
+            return [_label(value)]
         if isinstance(value, (*MUTABLE, *RANDOM, itertools.count)):
             self.inside[id(value)] = value
         if isinstance(value, np.ndarray | np.generic | torch.Tensor):
             return self._array(value)
         if (parts := self._container(value, depth)) is not None:
             return parts
-        if any(isinstance(value, each) for each in RANDOM):
-            if kind not in RANDOM:  # of a class of its own
-                self.opaque = True
-                is_plain = isinstance(value, random.Random)
-                return [kind.__qualname__, self._tree(value.getstate(), depth + 1) if is_plain else ""]
-            device = [str(value.device)] if kind is torch.Generator else []
-            name = "torch.Generator" if device else kind.__name__
-            return [name, self._tree(RANDOM[kind][0](value), depth + 1), *device]
+        base = next((each for each in RANDOM if isinstance(value, each)), None)
+        if base and kind is not random.SystemRandom:  # which has no state
+            self.opaque |= kind is not base  # of a class of its own
+            device = [str(value.device)] if base is torch.Generator else []
+            name = "torch.Generator" if kind is torch.Generator else kind.__qualname__
+            return [name, self._tree(RANDOM[base][0](value), depth + 1), *device]
         if kind is itertools.count:
             return ["count", *(self._tree(each, depth + 1) for each in value.__reduce__()[1])]
         self.opaque = True
@@ -501,15 +502,16 @@ class Encoded:
     def _array(self, value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-            if not plain or value.is_complex() or value.is_quantized or value.is_meta:
+            if not plain or value.is_quantized or value.is_meta:
                 self.opaque = True
-                return ["tensor", str(type(value)), list(value.shape)]
-            tensor = value.detach()
+                return [str(type(value)), list(value.shape)]
+            self.opaque |= value.is_complex()  # safetensors has not all of them
+            tensor = value.detach().resolve_conj()
             return ["torch", self._kept(tensor), str(value.device), value.requires_grad]
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.fields:
             self.opaque = True
-            return ["object array", array.dtype.str, repr(array.tolist())]
+            return [array.dtype.str, repr(array.tolist())]
         raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else torch.empty(0)
         kind = "scalar" if isinstance(value, np.generic) else "numpy"
         return [kind, self._kept(raw), array.dtype.str, list(array.shape)]

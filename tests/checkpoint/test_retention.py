@@ -147,6 +147,7 @@ def test_where_none_is_whole_nothing_goes(checkpoints: Any):
         checkpoints.truncate(step)
     before = checkpoints.objects()
 
+    assert retention.removals(checkpoints.store, ONE) == []
     assert prune(checkpoints) == []
     assert checkpoints.objects() == before
 
@@ -207,6 +208,30 @@ def test_abandoned_uploads_go_and_fresh_ones_stay(in_a_folder: Any):
     gone = [where for where, upload in uploads.items() if files_of(checkpoints, upload) == []]
     assert gone == [(10, ages[0]), (20, ages[0])]  # above the newest whole one nobody takes anything
     assert checkpoints.whole == [20]
+
+
+AGES: dict[str, tuple[timedelta, timedelta, bool]] = {
+    "an hour": (timedelta(hours=1), timedelta(minutes=1), False),
+    "more than an hour": (timedelta(hours=1, seconds=1), timedelta(minutes=1), True),
+    "none, and all is a day old": (timedelta(0), timedelta(hours=24), False),
+    "none, and all is older": (timedelta(0), timedelta(hours=26), True),
+}
+"""Age of an upload as another process commits, how long ago that was, and whether the upload goes."""
+
+
+@pytest.mark.parametrize(("age", "since", "goes"), AGES.values(), ids=AGES)
+def test_an_upload_is_abandoned_after_an_hour_by_the_stores_clock(
+    age: timedelta, since: timedelta, goes: bool, in_a_folder: Any
+):
+    upload = in_a_folder.send(10)
+    in_a_folder.commit(20)
+    newest = int(time.time()) - since.total_seconds()
+    for name in in_a_folder.objects():
+        at = newest - age.total_seconds() * (upload.folder in name)
+        os.utime(in_a_folder.storage.key(in_a_folder.store.run.path(f"checkpoints/{name}")), (at, at))
+
+    assert prune(in_a_folder) == [10] * goes
+    assert (files_of(in_a_folder, upload) == []) == goes
 
 
 def test_an_upload_with_one_fresh_file_is_not_abandoned(in_a_folder: Any):

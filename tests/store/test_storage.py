@@ -1,18 +1,22 @@
 """The object store: a folder and a bucket behave alike, and what goes wrong is one message."""
 
 import hashlib
+import itertools
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.errors import StoreError
-from baton.store.protocol import BLOCK
+from baton.errors import BatonError, StoreError, UnavailableError
+from baton.runtime import Runtime
+from baton.store import storage as module
+from baton.store.folder import Folder
+from baton.store.protocol import BLOCK, DeniedError
 from baton.store.sources import file_system
 from baton.store.storage import Storage
 
@@ -58,6 +62,238 @@ def test_first_lines(content: bytes, count: int, expected: list[bytes], store: s
     assert storage.first_lines("rows.jsonl", count) == expected
     with pytest.raises(FileNotFoundError):
         storage.first_lines("nothing.jsonl", count)
+
+
+FIRST: dict[str, tuple[bytes, int, bytes]] = {
+    "an empty file": (b"", 2, b""),
+    "fewer": (b"a", 2, b"a"),
+    "as many": (b"ab", 2, b"ab"),
+    "more": (b"abc", 2, b"ab"),
+    "longer than a block": (b"a" * BLOCK + b"bc", BLOCK + 1, b"a" * BLOCK + b"b"),
+}
+
+
+@pytest.mark.parametrize(("content", "count", "expected"), FIRST.values(), ids=FIRST)
+def test_first_bytes(content: bytes, count: int, expected: bytes, store: str):
+    storage = Storage(store)
+    storage.write("rows.jsonl", content)
+    assert storage.first_bytes("rows.jsonl", count) == expected
+
+
+class Failing(Folder):
+    """A folder that does not answer for so many calls, and tells which were made."""
+
+    def __init__(self, uri: str, failures: int = 0, error: Exception | None = None) -> None:
+        super().__init__(uri)
+        self.failures, self.error = failures, error or UnavailableError("no answer")
+        self.calls: list[str] = []
+
+    def _called(self, call: str) -> None:
+        self.calls.append(call)
+        if len(self.calls) <= self.failures:
+            raise self.error
+
+    def read(self, path: str) -> bytes:
+        self._called("read")
+        return super().read(path)
+
+    def remove(self, path: str) -> None:
+        self._called("remove")
+        super().remove(path)
+
+    def copy(self, source: str, path: str, size: int) -> bool:
+        self._called("copy")
+        super().write(path, super().read(source))
+        return True
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        for block in super().blocks(path):
+            self._called("block")
+            yield block
+
+
+class Clock(Runtime):
+    """A machine whose time passes only where it sleeps."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 3))
+
+    def uniform(self, low: float, high: float) -> float:
+        assert (low, high) == (0.75, 1.25)
+        return 1.0
+
+
+PATIENCE: dict[str, tuple[float | None, dict[str, str], list[float]]] = {
+    "none": (0.0, {}, []),
+    "as long as asked": (50.0, {}, [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]),
+    "as the environment has it": (None, {"BATON_STORE_PATIENCE": "2"}, [0.4, 0.8]),
+    "ten seconds": (None, {}, [0.4, 0.8, 1.6, 3.2]),
+}
+
+
+@pytest.mark.parametrize(("patience", "environment", "pauses"), PATIENCE.values(), ids=PATIENCE)
+def test_pauses_grow_until_patience_ends(
+    patience: float | None,
+    environment: dict[str, str],
+    pauses: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.delenv("BATON_STORE_PATIENCE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    clock, client = Clock(), Failing(str(tmp_path), failures=99)
+    with pytest.raises(UnavailableError, match="no answer"):
+        Storage(str(tmp_path), patience=patience, client=client, runtime=clock).read("a")
+    assert clock.slept == pauses
+    assert len(client.calls) == len(pauses) + 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no answer Next try in {pause:.1f} s." for pause in pauses
+    ]
+
+
+REMOVALS: dict[str, tuple[int, Exception | None, bool, bool | type[Exception], int]] = {
+    "at once": (0, None, False, True, 1),
+    "at the second try": (1, None, True, True, 2),
+    "used again before the second try": (1, None, False, False, 1),
+    "denied": (1, DeniedError("no right"), True, False, 1),
+    "another error": (1, StoreError("broken"), True, StoreError, 1),
+}
+"""Removal → how often it fails and by what, whether the name is still as it was, the result, and the calls."""
+
+
+@pytest.mark.parametrize(("failures", "error", "is_still_so", "result", "calls"), REMOVALS.values(), ids=REMOVALS)
+def test_a_removal_is_tried_again_only_of_what_is_as_it_was(
+    failures: int,
+    error: Exception | None,
+    is_still_so: bool,
+    result: bool | type[Exception],
+    calls: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    client = Failing(str(tmp_path), failures, error)
+    storage = Storage(str(tmp_path), client=client, runtime=Clock())
+    storage.write("a", b"1")
+    if isinstance(result, bool):
+        assert storage.remove("a", lambda: is_still_so) is result
+    else:
+        with pytest.raises(result):
+            storage.remove("a", lambda: is_still_so)
+    assert len(client.calls) == calls
+    assert storage.exists("a") == (result is not True)
+    is_denied = isinstance(error, DeniedError)
+    assert [record.message for record in caplog.records if "stay" in record.message] == [
+        "Unneeded objects stay in the store. no right"
+    ] * is_denied
+    client.failures = 99
+    if is_denied:
+        assert storage.remove("a") is False
+        assert "again" not in caplog.text
+        assert caplog.text.count("Unneeded objects") == 1, "said once"
+    assert storage.cannot_remove is None, "a folder's rights are seen as it is used"
+
+
+@pytest.mark.s3
+def test_a_cloud_that_denies_removal_is_asked_once(faulty_s3: Any, caplog: pytest.LogCaptureFixture):
+    storage = Storage(faulty_s3.store, patience=0)
+    storage.write("a", b"1")
+    assert storage.cannot_remove is None
+    denied = faulty_s3.proxy.status(403, "AccessDenied", methods="DELETE")
+    denying = Storage(faulty_s3.store, patience=0)
+    for _ in range(2):
+        assert isinstance(denying.cannot_remove, DeniedError)
+    assert denied.hits == 1
+    denying.check()
+    assert not denying.remove("a")
+    assert storage.read("a") == b"1"
+    assert caplog.text.count("Unneeded objects stay in the store") == 1
+
+
+CONDITIONS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "honoured": (lambda proxy: None, True),
+    "ignored": (lambda proxy: proxy.drop_header("If-None-Match"), False),
+}
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(("server", "is_honoured"), CONDITIONS.values(), ids=CONDITIONS)
+def test_a_condition_that_a_server_honours_needs_no_lease(
+    server: Callable[[Any], Any], is_honoured: bool, faulty_s3: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "LEASE_SETTLE_S", 0.05)
+    server(faulty_s3.proxy)
+    storage = Storage(faulty_s3.store)
+    assert storage.has_conditional_put is is_honoured
+    assert storage.find("") == {}, "the probe is gone"
+    asked = len(faulty_s3.proxy.requests())
+    assert storage.has_conditional_put is is_honoured
+    assert len(faulty_s3.proxy.requests()) == asked
+    assert storage.create("one", b"first")
+    assert not storage.create("one", b"second")
+    leases = [request for request in faulty_s3.proxy.requests() if "one.lease" in request]
+    assert bool(leases) != is_honoured
+    assert list(storage.find("")) == ["one"]
+
+
+@pytest.mark.parametrize(("size", "is_copied"), [(5, True), (4, False)])
+def test_a_copy_counts_where_it_has_its_size(size: int, is_copied: bool, tmp_path: Path):
+    storage = Storage(str(tmp_path), client=Failing(str(tmp_path)))
+    storage.write("a", b"12345")
+    assert storage.copy("a", "b", size) is is_copied
+
+
+def test_first_lines_and_bytes_read_no_more_blocks_than_hold_them(tmp_path: Path):
+    client = Failing(str(tmp_path))
+    storage = Storage(str(tmp_path), client=client)
+    storage.write("a", b"x\n" + b"y" * 3 * BLOCK)
+    assert storage.first_lines("a", 1) == [b"x"]
+    assert storage.first_bytes("a", BLOCK) == (b"x\n" + b"y" * BLOCK)[:BLOCK]
+    assert client.calls == ["block", "block"]
+
+
+def test_a_file_of_unknown_size_is_fetched_and_counted(store: str, tmp_path: Path):
+    storage = Storage(store)
+    storage.write("a", b"123")
+    assert storage.download("a", str(tmp_path / "new/a")) == hashlib.sha256(b"123").hexdigest()
+    assert storage.received == 3
+    with pytest.raises(FileNotFoundError, match=r"/b$"):
+        storage.download("b", str(tmp_path / "b"))
+    assert storage.received == 3
+
+
+def test_an_upload_ends_where_its_check_does(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"1" * 3 * BLOCK)
+    storage, checks = Storage(str(tmp_path / "store")), itertools.count()
+
+    def check() -> None:
+        if next(checks) >= 2:
+            raise BatonError("enough")
+
+    with pytest.raises(BatonError, match="enough"):
+        storage.upload(str(tmp_path / "file"), "a", check)
+    assert storage.sent == 0
+
+
+ADDRESSES = {
+    "": "STORE",
+    "a/b": "STORE/a/b",
+    "a/": "STORE/a",
+}
+
+
+@pytest.mark.parametrize(("path", "address"), ADDRESSES.items())
+def test_an_objects_address_and_file(path: str, address: str, tmp_path: Path):
+    storage = Storage(f"file://{tmp_path}/")
+    assert storage.uri(path) == storage.key(path) == address.replace("STORE", str(tmp_path))
+    assert storage.is_local
 
 
 def test_exists_is_for_objects(store: str):

@@ -85,23 +85,23 @@ class Stopping(Runtime):
 
 
 class Distant(Folder):
-    """A client whose requests take a while."""
+    """A client whose requests take a while: those to read, to ask for a size, and to write."""
 
-    def __init__(self, uri: str, runtime: Runtime, seconds: float) -> None:
+    def __init__(self, uri: str, runtime: Runtime, read: float, size: float, write: float) -> None:
         super().__init__(uri)
         self.runtime = runtime
-        self.seconds = seconds
+        self.seconds = {"read": read, "size": size, "write": write}
 
     def read(self, path: str) -> bytes:
-        self.runtime.sleep(self.seconds)
+        self.runtime.sleep(self.seconds["read"])
         return super().read(path)
 
     def size(self, path: str) -> int | None:
-        self.runtime.sleep(self.seconds)
+        self.runtime.sleep(self.seconds["size"])
         return super().size(path)
 
     def write(self, path: str, data: bytes) -> None:
-        self.runtime.sleep(self.seconds)
+        self.runtime.sleep(self.seconds["write"])
         super().write(path, data)
 
 
@@ -274,22 +274,39 @@ def test_the_holder_of_a_lease_that_was_stopped_does_not_write(client: Any):
     assert Folder(client.uri).size("one") is None
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4, 1.0])
-def test_a_lease_is_had_on_a_store_that_is_slow(seconds: float, client: Any):
+LEASES: dict[str, tuple[tuple[float, float, float], bytes, float | str, set[str]]] = {
+    "at once": ((0, 0, 0), b"", 0.5, {"one"}),
+    "a slow store": ((0.1, 0.1, 0.1), b"", 1.3, {"one"}),
+    "as quick as it must be for the short wait": ((0, 0, 0.5), b"", 1.5, {"one"}),
+    "too slow for it": ((0.5, 0, 0.25), b"", 12.5, {"one"}),
+    "as slow as is safe": ((2, 0, 3), b"", "not held for long enough", {"one.lease"}),
+    "as slow as is safe, then quick": ((0, 0, 5), b"", 20.0, {"one"}),
+    "slower": ((2, 0, 3.25), b"", "took 5.2 s to read and write; 5 are safe", {"one.lease"}),
+    "stopped, and back in time": ((0, 4.5, 0), b"", 9.5, {"one"}),
+    "stopped for too long": ((0, 4.75, 0), b"", "not held for long enough", {"one.lease"}),
+    "stopped behind the long wait, and back in time": ((0, 3, 2), b"", 20.0, {"one"}),
+    "stopped behind the long wait for too long": ((0, 3.25, 2), b"", "not held for long enough", {"one.lease"}),
+    "one that died": ((0, 0, 0), b"other", 21.0, {"one"}),
+}
+"""Seconds that requests to read, for a size and to write take, the lease that is there, and what comes of it: after so
+many seconds the object, or an error; and what is there then."""
+
+
+@pytest.mark.parametrize(("seconds", "lease", "result", "left"), LEASES.values(), ids=LEASES)
+def test_a_lease_is_waited_for_and_held_in_time(
+    seconds: tuple[float, float, float], lease: bytes, result: float | str, left: set[str], client: Any
+):
     runtime = Stopping()
-
-    assert storage.create_leased(Distant(client.uri, runtime, seconds), "one", b"1", runtime)
-    assert client.find("").keys() == {"one"}
-    assert runtime.time < 20.0
-
-
-def test_a_store_that_is_too_slow_for_a_lease_is_an_error(client: Any):
-    runtime = Stopping()
-
-    with pytest.raises(UnavailableError, match=r"took 6.0 s to read and write; 5 are safe"):
-        storage.create_leased(Distant(client.uri, runtime, 3.0), "one", b"1", runtime)
-
-    assert client.size("one") is None
+    distant = Distant(client.uri, runtime, *seconds)
+    if lease:
+        client.write("one.lease", lease)
+    if isinstance(result, str):
+        with pytest.raises(UnavailableError, match=result):
+            storage.create_leased(distant, "one", b"1", runtime)
+    else:
+        assert storage.create_leased(distant, "one", b"1", runtime)
+        assert runtime.time == pytest.approx(result)
+    assert client.find("").keys() == left
 
 
 def test_what_retention_takes_between_put_and_look_was_written(client: Any):

@@ -45,7 +45,7 @@ def main() -> int:
     if stale:
         console.print(f"[red]no mutants any more, yet listed as equivalent[/]: {sorted(stale)}", markup=True)
     results = Results(FOLDER / "results.json")
-    unmeasured = options.measure or ([] if seen.seconds else choosing.tests())
+    unmeasured = options.measure or [file for file in choosing.tests() if not seen.has(file)]
     todo = [mutant for mutant in chosen if mutant.key not in EQUIVALENT and results.lacks(mutant, options.again)]
     if unmeasured or todo:
         from tools.mutation.forks import Forks
@@ -121,6 +121,7 @@ def _measure(forks: Any, seen: Seen, file: str) -> None:
     if isinstance(results, dict):
         raise SystemExit(results["error"])
     seen.forget(file)
+    seen.shared[file] = 0.0
     if (scratch / "lines.txt").exists():
         seen.add(choosing.FILES, scratch / "lines.txt", results)
     counts = {outcome: sum(result["outcome"] == outcome for result in results) for outcome in ("passed", "failed")}

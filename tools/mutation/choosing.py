@@ -40,6 +40,10 @@ TESTS = (
     "tests/store/test_bundles.py",
     "tests/store/test_cache.py",
     "tests/store/test_lease.py",
+    "tests/store/test_storage.py",
+    "tests/tools/test_schedules_found.py",
+    "tests/goldens/test_hashed_documents.py",
+    "tests/runs/test_formats.py",
     "tests/checkpoint",
     "tests/test_fork_rules.py",
     "tests/pages/test_collect.py",
@@ -70,7 +74,7 @@ OF_DEEPSPEED = (
 OF_DECLARATIONS = {
     "baton/checkpoint/store.py": tuple(f"tests/checkpoint/test_{name}.py" for name in ("usable", "proof")),
     "baton/runs/documents.py": (f"{_UNIT}/checkpointing/test_state.py", f"{_UNIT}/checkpointing/test_chunks.py"),
-    "baton/runs/versions.py": ("tests/checkpoint/test_fingerprints.py",),
+    "baton/runs/versions.py": ("tests/checkpoint/test_fingerprints.py", "tests/runs/test_formats.py"),
 }
 """File with declarations, which run as it is imported and never again → their tests, by how their names begin."""
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None

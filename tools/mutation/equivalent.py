@@ -20,4 +20,10 @@ EQUIVALENT: dict[str, str] = {
     "baton/train/trainer.py:ExactResume._load_from_checkpoint operand: weight.requires_grad and weight.dtype != types[name] -> (weight.dtype != types[name]) #0": (
         "what is frozen is not loaded from an adapter's checkpoint, so its type has not changed"
     ),
+    "baton/train/user_state.py:OwnStates.restore condition: not self._saved -> False #0": (
+        "with nothing saved two walks find nothing to put back; the line spares them"
+    ),
+    "baton/train/user_state.py:Walk._follow condition: not isinstance(each, CONSTANT) -> True #0": (
+        "a constant has no places and nothing in it, so following it ends at once; the line spares the call"
+    ),
 }

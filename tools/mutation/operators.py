@@ -37,7 +37,9 @@ COMPUTED: dict[type[ast.operator], tuple[str, str]] = {
     ast.BitXor: ("^", "|"),
 }
 NAMES = {"max": "min", "min": "max", "any": "all", "all": "any"}
-SPOKEN = {"encoding", "name", "strict", "remedy", "reason", "message", "prefix", "thread_name_prefix"}
+SPOKEN = {
+    *("encoding", "name", "strict", "remedy", "reason", "message", "prefix", "thread_name_prefix", "what", "instead")
+}
 """Keywords that only name or say something, or have Python check what the code relies on."""
 
 

@@ -87,6 +87,10 @@ class Seen:
             found = [test for test in passed if test == name or test.startswith(f"{name}::")]
             tests += [test for test in found if test not in tests]
 
+    def has(self, file: str) -> bool:
+        """Tells whether a file or folder was measured, even one of which no test passes here."""
+        return file in self.shared or any(test.startswith(file) for test in self.seconds)
+
     def forget(self, file: str) -> None:
         """Forgets the tests of a file or folder."""
         self.seconds = {test: seconds for test, seconds in self.seconds.items() if not test.startswith(file)}

@@ -16,7 +16,9 @@ import pytest
 
 from baton import events
 from baton.checkpoint import staging
-from baton.checkpoint.staging import LEFT_FREE, Staging
+from baton.checkpoint.staging import LEAST_HELD, LEFT_FREE, Staging, is_held
+from baton.checkpoint.store import Checkpoint, CheckpointMeta
+from baton.store.manifest import FileEntry, Manifest
 
 MB = 1_000_000
 
@@ -119,6 +121,42 @@ def test_downloads_go_where_they_fit_and_all_goes_at_the_end(machine: Machine) -
         assert other.exists(), "what lies elsewhere is not ours to remove"
     assert not os.path.exists(inside)
     assert not os.path.exists(beside)
+
+
+def _checkpoint(*sizes: int) -> Checkpoint:
+    files: dict[str, FileEntry] = {
+        f"folder/{number}.bin": {"size": size, "sha256": ""} for number, size in enumerate(sizes)
+    }
+    return Checkpoint(7, Manifest(kind="checkpoint", folder="a", files=files), CheckpointMeta(digest=""))
+
+
+def test_a_download_that_one_process_reads_is_held_in_memory_and_needs_no_room(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = [LEFT_FREE + 110 * MB]
+    monkeypatch.setattr(staging.machine, "available_memory", lambda: available[0])
+    machine.available, machine.free[str(machine.memory)] = LEFT_FREE, 0
+    checkpoint = _checkpoint(100 * MB - LEAST_HELD + 1, LEAST_HELD - 1)
+    with Staging() as staged:
+        folder = Path(staged.incoming(checkpoint, alone=True))
+        assert (folder.name, folder.parent.parent) == ("from-7", machine.memory)
+        assert [is_held(str(folder / "folder" / f"{number}.bin")) for number in (0, 1)] == [True, False], "large ones"
+        os.symlink("/etc/hosts", folder / "other")
+        assert not is_held(str(folder / "other"))
+        assert len(staged._held) == 1
+        for alone, memory in ((True, available[0] - 1), (False, available[0])):
+            available[0] = memory
+            found = Path(staged.incoming(checkpoint, alone=alone))
+            assert (found.name, found.parent.parent) == ("from-7", machine.disk)
+            assert staged._held == [], "the one before is closed"
+
+
+def test_a_superseded_checkpoint_ends_its_work() -> None:
+    pending = staging.PendingCheckpoint(step=3, folder="")
+    pending.check()
+    pending.superseded.set()
+    with pytest.raises(staging.SupersededError, match="a newer checkpoint takes the place of step 3's"):
+        pending.check()
 
 
 def test_what_killed_processes_left_is_removed_and_what_others_use_stays(machine: Machine) -> None:

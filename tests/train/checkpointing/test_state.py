@@ -29,11 +29,19 @@ class Counting(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the count."""
-        return {"count": self.count}
+        return {"counted": self.count}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Takes the count."""
-        self.count = saved["count"]
+        self.count = saved["counted"]
+
+
+class Told(TrainerCallback):
+    """A user's callback whose state is told and never restored: none of a checkpoint's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what it is told for."""
+        return {"told": 1}
 
 
 def _trainer(tmp_path: Any, *callbacks: TrainerCallback) -> Trainer:
@@ -50,7 +58,12 @@ def _trainer(tmp_path: Any, *callbacks: TrainerCallback) -> Trainer:
 def test_two_callbacks_of_one_class_keep_their_own_state(tmp_path: Any) -> None:
     early = EarlyStoppingCallback(3)
     early.early_stopping_patience_counter = 2
-    saved = state.callback_states(_trainer(tmp_path, Counting(1), Counting(2), early))
+    saved = state.callback_states(_trainer(tmp_path, Counting(1), Told(), Counting(2), early))
+    assert {name: set(kept) for name, kept in saved.items() if name.startswith(("Count", "Told", "Early"))} == {
+        "Counting#0": {"counted"},
+        "Counting#1": {"counted"},
+        "EarlyStoppingCallback#0": {"early_stopping_patience_counter"},
+    }
     counting = Counting(0), Counting(0)
     fresh_early = EarlyStoppingCallback(3)
     fresh = _trainer(tmp_path, *counting, fresh_early)

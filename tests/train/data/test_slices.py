@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from baton import events
 from baton.errors import BatonError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from baton.train import samplers
-from baton.train.tokens import GROUP, Blocks, needed_files
+from baton.train.tokens import GROUP, Blocks, ChunkTokens, needed_files
 
 ROWS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 STEPS_PER_EPOCH = 20
@@ -123,6 +129,65 @@ def test_a_slice_gives_its_rows_and_refuses_others(tmp_path: Path) -> None:
     assert isinstance(chosen, samplers.InBlocks)
     chosen.set_epoch(1)
     assert list(chosen) == list(blocks.order(1))
+
+
+@pytest.fixture
+def tokens_run(s3_store: str, tmp_path: Path) -> Run:
+    """A run in a bucket, with tokens in files of `ROWS` and others beside them."""
+    run, folder = Run(Storage(s3_store), "r"), tmp_path / "tokens"
+    train = [f"train/{number:05d}.arrow" for number in range(len(ROWS))]
+    for number, name in enumerate([*train, "train/state.json", "tokenizer/t.json", "eval/0.arrow", "seen/0.jsonl"]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"1" * (number + 1))
+    counts = dict.fromkeys(("tokens", "truncated", "dropped", "train", "eval", "bytes"), 0)
+    files = {"train": list(zip(train, ROWS, strict=True)), "eval": [("eval/0.arrow", 1)]}
+    bundle.publish(run.storage, "data/x", str(folder), kind="tokens", meta={**counts, "lengths": {}, "files": files})
+    return run
+
+
+PLAN = Plan(rows=97, steps_per_epoch=STEPS_PER_EPOCH, num_steps=40, targets=(20, 40))
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("order", [None, "blocks"])
+def test_a_chunk_fetches_the_files_that_it_lacks(
+    order: str | None, tokens_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(events, "emit", told.append)
+    tokens_run.put("tokens.json", {"prefix": "data/x", **({"order": order} if order else {})})
+    places: list[int] = []
+
+    def place(num_bytes: int) -> str:
+        places.append(num_bytes)
+        return str(tmp_path / "place")
+
+    chunk = ChunkTokens(tokens_run, recipe(), PLAN, place)
+    numbered = {f"train/{number:05d}.arrow": number for number in range(len(ROWS))}
+    sizes = {**{name: number + 1 for name, number in numbered.items()}, "train/state.json": 21, "tokenizer/t.json": 22}
+    sizes["eval/0.arrow"] = 23
+    present: set[str] = set()
+    for start, target in ((0, 1), (0, 1), (0, 12), (12, 21)):
+        wanted = set(numbered.values())
+        if order == "blocks":
+            wanted = needed_files(Blocks(ROWS, seed=3), recipe(), STEPS_PER_EPOCH, start, target)
+        names = {name for name in sizes if numbered.get(name, -1) in {*wanted, -1}}
+        num_bytes = sum(sizes[name] for name in names - present)
+        present |= names
+        assert chunk.fetch(start, target) == chunk.folder == str(tmp_path / "place/tokens")
+        assert {str(path.relative_to(chunk.folder)) for path in Path(chunk.folder).rglob("*.*")} == present
+        if order == "blocks":
+            count = len(present & numbered.keys())
+            assert (told[-1].files, told[-1].of, told[-1].bytes) == (count, len(ROWS), num_bytes)
+            assert chunk.present == {numbered[name] for name in present & numbered.keys()}
+            assert chunk.files == list(numbered)
+    assert len(told) == (4 if order == "blocks" else 0)
+    assert (chunk.blocks is None) == (order != "blocks")
+    assert places == [sum(sizes.values())] if order != "blocks" else len(places) == 1
+    other = ChunkTokens(tokens_run, recipe(), PLAN, place)
+    other.adopt(chunk.folder)
+    assert other.folder == chunk.folder
+    assert len(places) == 1
 
 
 def test_lengths_of_chosen_rows(tmp_path: Path) -> None:

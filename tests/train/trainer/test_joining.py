@@ -104,7 +104,7 @@ def zero_shares(trainer: Any, ranks: int) -> list[dict[str, torch.Tensor]]:
     return shares
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 2), ("zero3", 3)])
+@pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 2), ("zero2", 7), ("zero3", 2), ("zero3", 3)])
 def test_partitions_are_joined_and_proven(
     strategy: str, ranks: int, trained: Any, make: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 
 from baton.checkpoint import zero_format
+from baton.checkpoint.digest import tree_digest
 from baton.errors import DamagedError
+from baton.train import reshard
+from baton.train.protocol import Resumption
 from baton.train.sharding import (
     MASTER,
     MASTERS,
@@ -90,6 +96,41 @@ def test_another_number_of_processes_reads_what_it_would_have_had(
         for number, entries in expected["state"].items():
             assert torch.equal(optimizer["state"][number]["exp_avg"], entries["exp_avg"])
             assert optimizer["state"][number]["step"] == 3
+
+
+def _prove(rank: int, ranks: int, stage: int, before: int, folder: Path, found: Any) -> None:
+    """Tells the digests that one of some processes gets from its own state for those that have saved."""
+    meeting = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+    weights = [[torch.nn.Parameter(torch.zeros(size)) for size in group] for group in GROUPS]
+    trainer: Any = SimpleNamespace(
+        trained=lambda: weights,
+        args=SimpleNamespace(world_size=ranks, process_index=rank),
+        resumption=Resumption(folder=str(folder), ranks=before),
+        optimizer_state=lambda: state(stage, Partitioning(stage, GROUPS, ranks), rank),
+    )
+    found.put([tree_digest(tree) for tree in reshard._Partitions(trainer).trees()])
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (5, 2), (2, 3)])
+def test_several_processes_prove_what_another_number_had_saved(
+    stage: int, before: int, after: int, tmp_path: Path
+) -> None:
+    saved(stage, before, tmp_path)
+    context = multiprocessing.get_context("fork")
+    found = context.Queue()
+    processes = [
+        context.Process(target=_prove, args=(rank, after, stage, before, tmp_path, found)) for rank in range(after)
+    ]
+    for process in processes:
+        process.start()
+    digests = [found.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    cut = Partitioning(stage, GROUPS, before)
+    assert digests == [[tree_digest(state(stage, cut, rank)) for rank in range(before)]] * after
 
 
 @pytest.mark.parametrize("stage", [2, 3])
