@@ -13,6 +13,7 @@ from baton import events
 from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.errors import BatonError
 from baton.local import engine
+from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.source import prepare
 from baton.store.storage import Storage
@@ -58,23 +59,30 @@ def refused(start: Started, name: str, **parameters: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.slow
-def test_parameters_and_overrides_reach_the_run_with_their_types(start: Started, store: Path) -> None:
+@pytest.fixture(scope="module")
+def changed(start: Started, store: Path) -> tuple[list[str], Recipe, int]:
+    """The run `changed`: its stages, its recipe and its last step."""
     stages = start("changed", seed=5, batch_size=4, overrides=SHORT)
+    run = Run(Storage(str(store)), "changed")
+    return stages, run.recipe(), run.plan().targets[-1]
 
+
+@pytest.mark.slow
+def test_parameters_and_overrides_reach_the_run_with_their_types(changed: tuple[list[str], Recipe, int]) -> None:
+    stages, recipe, end = changed
     assert stages[-1] == "report"
-    recipe = Run(Storage(str(store)), "changed").recipe()
     assert (recipe.seed, recipe.training.batch_size, recipe.training.learning_rate) == (5, 4, 1e-2)
     assert (recipe.training.max_steps, recipe.training.epochs, recipe.evaluation.samples) == (2, None, 1)
     assert recipe.model.from_scratch
     assert (
         repr(recipe.model.from_scratch.config) == "{'attention_dropout': 0.2, 'max_position_embeddings': 128}"
     )  # 128.0 on the way
-    assert Run(Storage(str(store)), "changed").plan().targets[-1] == 2
+    assert end == 2
 
 
-@pytest.mark.slow  # joins the run that the test above began
-def test_a_run_that_was_started_with_other_overrides_is_not_joined(start: Started, store: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("changed")
+def test_a_run_that_was_started_with_other_overrides_is_not_joined(start: Started) -> None:
     said = refused(start, "changed", seed=5, batch_size=4, overrides={**SHORT, "training.max_steps": 3})
     assert "run 'changed' was started with another recipe: training.max_steps: 2 → 3" in said
     said = refused(start, "changed", seed=6, batch_size=4, overrides=SHORT)
@@ -82,6 +90,7 @@ def test_a_run_that_was_started_with_other_overrides_is_not_joined(start: Starte
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("changed")
 def test_a_setting_that_changes_no_bits_may_be_another(start: Started, store: Path) -> None:
     start("changed", seed=5, batch_size=4, overrides={**SHORT, "evaluation.samples": 2})
     assert Run(Storage(str(store)), "changed").recipe().evaluation.samples == 2
