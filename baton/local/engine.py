@@ -4,6 +4,7 @@ kfp's runner, standard output, the log's handlers and the environment are the wh
 them: another that begins meanwhile has an engine in a process of its own.
 """
 
+import builtins
 import contextlib
 import io
 import json
@@ -208,6 +209,7 @@ class _Lines(io.TextIOBase):
 @contextlib.contextmanager
 def _captured(stream: _Lines) -> Iterator[None]:
     """Sends all output of engine and stages, and the engine's log, to one stream."""
+    printing = builtins.print  # kfp indents it, and after tasks in parallel leaves it so
     handler = logging.StreamHandler(stream)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
@@ -222,6 +224,7 @@ def _captured(stream: _Lines) -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*no effect in the current local runner")
             yield
     finally:
+        builtins.print = printing
         root.handlers[:] = before
         root.setLevel(level)
 

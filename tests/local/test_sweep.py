@@ -279,6 +279,7 @@ def test_the_compiled_pipeline_comes_to_the_same_winner_and_bits(
 ) -> None:
     """What a cluster runs, by kfp's own local engine: loops over what the judges keep, two trials at a time."""
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    printing = print
     _, _, winner = swept
     recipe = _loaded(_write_recipe(tmp_path))
     arguments = {"sweep_name": "c"}
@@ -290,6 +291,7 @@ def test_the_compiled_pipeline_comes_to_the_same_winner_and_bits(
     assert [rung.kept for rung in found.rungs()] == [[BEST, SECOND], [BEST], [BEST]]
     assert _digest(found.run(found.trial(BEST)), 12) == _digest(winner, 12)
     assert results.result(found.run(found.trial(BEST)))["state"] == "succeeded"
+    assert print is printing  # kfp's tasks in parallel leave it indented
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = visible
 torch.cuda.set_device = lambda *_: None
 torch.accelerator.set_device_index = lambda *_: None
+sys.modules["bitsandbytes"] = None  # PEFT would import it, and it asks such a torch for CUDA's own functions
 
 if sys.argv[1] == "pinned":
     from baton.recipe import load as recipe_file
