@@ -90,7 +90,7 @@ test-touched: setup ## Run slow tests that import what the last commit touches, 
 
 RUNS ?= build/passes.jsonl
 passes: setup ## Merge what passed, and when, into tests/passes.json and its pages (RUNS="files of several machines")
-	$(RECORDED) --collect-only -qq $(RUNS:%=--merge %)
+	$(RECORDED) --collect-only -qq $(RUNS:%=--merge=%)
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
 	$(PY) -m tests.support.passes docs/internals/passes.md
 
