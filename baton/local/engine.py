@@ -209,7 +209,7 @@ class _Lines(io.TextIOBase):
 @contextlib.contextmanager
 def _captured(stream: _Lines) -> Iterator[None]:
     """Sends all output of engine and stages, and the engine's log, to one stream."""
-    printing = builtins.print  # kfp indents it, and after tasks in parallel leaves it so
+    printing = builtins.print  # kfp indents it, and after parallel tasks it stays indented
     handler = logging.StreamHandler(stream)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
