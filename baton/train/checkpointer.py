@@ -300,16 +300,14 @@ class Committer:
         self._saved_at = time.monotonic()
         lost = self.accounting.lost.steps
         if self.start_step or lost:
-            resumed = events.TrainingResumed(chunk=self._context.index, step=self.start_step, repeated=lost)
-            logger.info("%s", resumed.text)
-            events.emit(resumed)
-        try:
-            self._record_killed()
-        except BatonError as error:  # a picture of the run, not the run
-            logger.warning("the attempt before this one was not recorded: %s", error.message)
+            events.emit(events.TrainingResumed(chunk=self._context.index, step=self.start_step, repeated=lost))
         self.accounting.progress.start(self.start_step)
         # Requests fail fast from here: `Uploader` must notice soon that a commit does not get through, and retries it.
         self._context.run.storage.patience = min(self._patience, SOON)
+        try:
+            self._record_killed()
+        except BatonError as error:  # a picture of the run, not the run
+            logger.warning("The previous attempt was not recorded: %s", error.message)
 
     def _record_killed(self) -> None:
         """Records the attempt before this one if it left no record, as it was killed.
