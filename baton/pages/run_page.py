@@ -120,7 +120,7 @@ def throughput_plot(report: RunReport) -> Plot | None:
     rates = [
         (attempt, (attempt.to_step - attempt.from_step) / attempt.seconds["train"])
         for attempt in report.chunk_attempts
-        if attempt.to_step > attempt.from_step and attempt.seconds.get("train", 0.0) > 0
+        if attempt.to_step > attempt.from_step and attempt.seconds.get("train", 0.0) > 0 and attempt.outcome != "killed"
     ]
     unit = "steps"
     if report.plan and any(attempt.tokens for attempt, _ in rates):
@@ -128,7 +128,7 @@ def throughput_plot(report: RunReport) -> Plot | None:
         rates = [(attempt, rate * attempt.tokens / per_epoch) for attempt, rate in rates if attempt.tokens]
     points: dict[float, float] = {}
     for attempt, rate in rates:
-        # A killed attempt has left no record: its steps get the rate of its successor, which trains the same chunk.
+        # Steps of a killed attempt get the rate of its successor, which trains the same chunk.
         points |= {min([attempt.from_step, *list(points)[-1:]]): rate, attempt.to_step: rate}
     return plots.plot(
         "Throughput of each chunk by step",
