@@ -127,10 +127,12 @@ def remove_runs(
     """
     with answer(json):
         found = list({one.uri: one for one in (address.existing(text, store).run for text in runs)}.values())
-        for one in found:
-            family = lineage.family(one.storage, begun.live_since)
-            gone = {other.name for other in found if other.uri != one.uri}
-            removal.require_removable(one, {name: member for name, member in family.items() if name not in gone})
+        for storage in {one.storage.uri(): one.storage for one in found}.values():
+            family = lineage.family(storage, begun.live_since)
+            here = [one for one in found if one.storage.uri() == storage.uri()]
+            for one in here:
+                gone = {other.name for other in here} - {one.name}
+                removal.require_removable(one, {name: member for name, member in family.items() if name not in gone})
         sizes = {one.uri: removal.num_bytes(one) for one in found}
         if not is_confirmed:
             for uri, size in sizes.items():
