@@ -244,9 +244,9 @@ def _overview(known: Mapping[str, Any]) -> str:
 
 <!-- Written by `make docs` from docs/internals/benchmarks.json. -->
 
-Baton against training without it: same model, tokens, steps and store. The script is a tuned TRL script. Its tokens are
-cached, a thread uploads its checkpoints, and Young and Daly's rule sets their interval. An S3 server runs on the same
-cores. Preparing data counts on neither side, except for tokenizing.
+Baton against training without it: same model, tokens, steps and store. Unless a row is due for a new measurement, the
+script is a tuned TRL script. Its tokens are cached, a thread uploads its checkpoints, and Young and Daly's rule sets
+their interval. An S3 server runs on the same cores. Preparing data counts on neither side, except for tokenizing.
 
 {_measured(used)}
 
