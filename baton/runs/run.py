@@ -354,8 +354,9 @@ def _origin() -> dict[str, str]:
 
 
 def _unique() -> str:
-    # Time at a fixed width, so that names sort by it; the rest keeps two of one millisecond apart.
-    return f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}"
+    # Time at a fixed width, so that names sort by it; the rest keeps two of one millisecond in order, and apart.
+    milliseconds, rest = divmod(time.time_ns(), 10**6)
+    return f"{milliseconds:013d}-{rest:06d}{uuid.uuid4().hex[:6]}"
 
 
 def now() -> str:
