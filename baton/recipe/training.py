@@ -182,7 +182,7 @@ class Training(Methods):
         "paged_lion_32bit", "ademamix", "ademamix_8bit", "paged_ademamix_8bit",
     ] = "adamw_torch"  # fmt: skip
     """Optimizer, by its Transformers name. `…_8bit`, `…_32bit` and `ademamix` need bitsandbytes. On CPUs
-    their step takes about five times as long, and `paged_…` pages nothing."""
+    their step is slower, and `paged_…` pages nothing."""
     adam_betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decay rates of Adam's two moments."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
