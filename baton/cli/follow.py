@@ -13,11 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from baton.api import Submitter
 from baton.cli.display import console, print_table
 from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
 from baton.errors import BatonError, UserError
-from baton.kubeflow import connection, run_status, submit
+from baton.kubeflow import connection, heal, run_status, submit
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
 from baton.terminal import Terminal, visible
@@ -161,32 +160,34 @@ def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = 
     return {"state": UNKNOWN, "error": reason, "exit_code": exit_code}
 
 
-def with_retries(submitter: Submitter, submission: submit.Submission, hours: float, retries: int) -> RunAnswer:
+def with_retries(
+    endpoint: str, namespace: str | None, submission: submit.Submission, hours: float, retries: int
+) -> RunAnswer:
     """Waits for a run, starts it again where a pod was lost, and returns how the last attempt ended."""
-    name, endpoint, namespace = submission.run_name, submitter.endpoint, submitter.namespace
-    for attempt in itertools.count(1):
-        ended, view = to_end(endpoint, submission.run_id, name, namespace, hours)
-        if ended["state"] != "failed" or not view.is_lost or attempt > retries:
+    name, run_id = submission.run_name, submission.run_id
+    policy = heal.Policy(retries, needs_store=False)
+    for starts in itertools.count():
+        ended, view = to_end(endpoint, run_id, name, namespace, hours)
+        if ended["state"] != "failed" or not view.is_lost or not retries:
             break
-        console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
         try:
             client = connection.connect(endpoint, namespace)
-            submit.resume(client, submission.run_id)
+            decision = heal.until_decided(client, run_id, namespace, policy, starts)
         except KeyboardInterrupt:
             ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
             break
-        except (AwayError, RefusedError) as error:  # it may have been started
+        except BatonError as error:  # it may have been started
             ended = _unfollowed(str(error), name, namespace)
             break
-        except BatonError:  # the backend cannot: submit it once more under its name
-            try:
-                submission = submitter.submit()
-            except BatonError as error:
-                typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
-                ended["error"] = str(error)
-                break
-            console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
-    return {**ended, "run_id": submission.run_id, "url": submission.url}
+        console.print(f"{name}: {decision.action}: {decision.reason}", soft_wrap=True, markup=False)
+        if decision.action is heal.Action.LEFT:
+            if decision.error:
+                ended["error"] = decision.error
+            break
+        if decision.run_id != run_id:
+            run_id = decision.run_id
+            console.print(f"started [bold]{name}[/]: {submit.run_url(endpoint, run_id)}", soft_wrap=True)
+    return {**ended, "run_id": run_id, "url": submit.run_url(endpoint, run_id)}
 
 
 def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:

@@ -194,7 +194,7 @@ class RunStatus:
     stages: list[StageStatus]
     message: str | None = None  # on the run as a whole
     is_frozen: bool = False  # the record has stopped: stages that had not ended then are `UNKNOWN`
-    is_stopped: bool = False  # somebody or a deadline has ended the run
+    is_stopped: bool = False  # somebody, a deadline or the size of its workflow has ended the run
     has_no_word: bool = False  # frozen, and the store could be asked and knows of no failed stage
 
     @property
@@ -245,10 +245,10 @@ def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus
             run = client.get_run(run.run_id)
             workflow = _workflow(client, run)
             known = _caught_up(run, workflow, stages(client, run))
-    is_cancelled = workflow.is_cancelled
+    is_cancelled = workflow.is_cancelled or run.was_cancelled
     message = f"Argo says: {one_line(workflow.message)}" if workflow.message and not is_cancelled else None
     if workflow.is_compressed or (_lags(run, known) and not workflow.nodes):
-        is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration", message or ""))
+        is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration|too large", message or ""))
         return RunStatus([_since(stage, run) for stage in known], message, is_frozen=True, is_stopped=is_stopped)
     if _lags(run, known):
         known = [_since(stage, run) if stage.state in GOING_ON else stage for stage in known]
@@ -259,7 +259,7 @@ def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus
         known = [stage for stage in known if stage.name != OWN]
     if is_cancelled:
         known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
-    is_ours = "store" in run.parameters or "store" in _parameters(client.specification(run).get("root", {}))
+    is_ours = "store" in run.parameters or "store" in parameters_of(client.specification(run))
     told = [_explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, pods, strict=True)]
     told = [*own, *told]
     is_loss = any(stage.state == "FAILED" and LOSS.search(stage.message or "") for stage in told)
@@ -451,6 +451,28 @@ def _parameters(component: Spec) -> Spec:
     return found
 
 
+def parameters_of(specification: Spec) -> Spec:
+    """Returns the declarations of a compiled pipeline's parameters, by name."""
+    return _parameters(specification.get("root", {}))
+
+
+def is_batons(specification: Spec) -> bool:
+    """Tells whether a compiled pipeline is one of Baton's own."""
+    return "store" in parameters_of(specification) and any(stage.trains for stage in _tasks(specification))
+
+
+def store_of(run: KubeflowRun, specification: Spec) -> str:
+    """Returns the address of a run's store; KeyError where the pipeline has none.
+
+    Raises:
+        BatonError: it is a relative path: in a pod another folder than here.
+    """
+    store = str(run.parameters.get("store") or parameters_of(specification)["store"]["defaultValue"])
+    if "://" not in store and not os.path.isabs(store):
+        raise BatonError(f"{store} is a folder of the pod's own.")
+    return store
+
+
 def _tasks(spec: Spec) -> Iterator[StageStatus]:
     """Yields the tasks that become pods as waiting stages, those of inner graphs where the graphs are."""
     components = spec.get("components", {})
@@ -571,14 +593,10 @@ def training_run(remote: KubeflowRun, specification: Spec, phase: str) -> Run:
         KeyError: The pipeline trains none.
         BatonError: Its store is a relative path: in a pod another folder than here.
     """
-    inputs, given = specification["root"]["inputDefinitions"]["parameters"], remote.parameters
-    named = str(given.get("run_name", inputs["run_name"].get("defaultValue", "")))
+    inputs = parameters_of(specification)
+    named = str(remote.parameters.get("run_name", inputs["run_name"].get("defaultValue", "")))
     name = chosen_name(named, specification["pipelineInfo"]["name"], remote.run_id, phase)
-    store = str(given.get("store") or inputs["store"]["defaultValue"])
-    run = Run(Storage(store, patience=PATIENCE_S), name)
-    if run.storage.is_local and not os.path.isabs(store.removeprefix("file://")):
-        raise BatonError(f"{store} is a folder of the pod's own.")
-    return run
+    return Run(Storage(store_of(remote, specification), patience=PATIENCE_S), name)
 
 
 def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[StageStatus]:
