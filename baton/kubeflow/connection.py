@@ -40,7 +40,9 @@ from baton.errors import BatonError, UserError
 
 Spec = dict[str, Any]  # part of a compiled pipeline, as YAML has it
 Node = dict[str, str]
-"""A node of an Argo workflow: `id`, `name`, `displayName`, `type`, `phase`, `message`, `startedAt`, `templateName`."""
+"""A node of an Argo workflow: `id`, `name`, `displayName`, `type`, `phase`, `message`, `startedAt`, `templateName`.
+
+One made of its pod has `podName`."""
 STARTED_UNSET = 1971  # earlier years mean no time: the backend writes 1970
 ENDS = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 """States of a run that has ended."""
@@ -63,7 +65,8 @@ class TaskDetail:
             time if time and time.year >= STARTED_UNSET else None for time in (answer.start_time, answer.end_time)
         )
         children = tuple(child.pod_name for child in answer.child_tasks or () if child.pod_name)
-        message = answer.error.message if answer.error else None
+        told = [answer.error, *(status.error for status in reversed(answer.state_history or ()))]
+        message = next((error.message for error in told if error and error.message), None)
         return cls(answer.display_name or "", answer.state, started, ended, message, children)
 
 
@@ -137,6 +140,7 @@ class Workflow:
     is_compressed: bool = False  # larger than 1 MiB, so that Argo has compressed its nodes
     retry_strategy: dict[str, str] | None = None  # an installation merges it into every template
     pods_have_ids: bool = False  # Argo's first naming: a pod has the id of its node
+    has_all_pods: bool = False  # made of the pods that Kubernetes has: a failed stage without one lost it
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> Workflow:
@@ -455,6 +459,7 @@ def connect(endpoint: str, namespace: str | None = None) -> KubeflowClient:
                 namespace=namespace or "kubeflow",
                 ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
             )
+            client.pods_namespace = namespace or "kubeflow"
             client.get_kfp_healthz()
         except (ValueError, LookupError, TypeError, OSError) as error:
             raise UserError(
@@ -474,6 +479,8 @@ def quiet(sink: TextIO) -> Iterator[None]:
 
 class KubeflowClient(kfp.Client):  # type: ignore[misc]
     """kfp's client on our transport, with one health check where kfp's own tries five times."""
+
+    pods_namespace: str
 
     @property
     def renews(self) -> bool:

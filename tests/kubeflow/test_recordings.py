@@ -212,8 +212,9 @@ def status(kfp_api: Any, kfp_api_module: Any, monkeypatch: pytest.MonkeyPatch) -
 
         def answer(method: str, path: str) -> Any:
             version = {"pipeline_version_id": path.rpartition("/")[2], "pipeline_spec": spec}
-            answers = {"/apis/v2beta1/runs/": recording["run"], "/apis/v1beta1/runs/": first}
-            answers["/apis/v2beta1/pipelines/"] = version
+            answers = {"/apis/v2beta1/runs/": recording["run"], "/apis/v2beta1/pipelines/": version}
+            if recording["workflow"] is not None:
+                answers["/apis/v1beta1/runs/"] = first
             told = next((told for start, told in answers.items() if path.startswith(start)), None)
             return kfp_api_module.RawAnswer(200, json.dumps(told).encode()) if told else None
 
