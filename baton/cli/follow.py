@@ -17,8 +17,10 @@ from baton.cli.display import console, print_table
 from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
 from baton.errors import BatonError, UserError
 from baton.kubeflow import connection, heal, run_status, submit
+from baton.kubeflow import namespace as namespaces
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
+from baton.pages.html import duration
 from baton.terminal import Terminal, visible
 
 EXPLAIN_EVERY_S = 30.0  # between two checks of the pods of a running run
@@ -63,21 +65,38 @@ def status(run: str, endpoint: str, namespace: str | None, hours: float | None, 
     return shown
 
 
+def runs(endpoint: str, namespace: str | None, count: int) -> list[namespaces.RunRow]:
+    """Returns Baton's newest runs of a namespace."""
+    return list(namespaces.rows(connection.connect(endpoint, namespace), endpoint, namespace, count))
+
+
+def print_runs(rows: list[namespaces.RunRow], out: Terminal) -> None:
+    """Prints runs as a table, and a line for each that waits."""
+    table = Table("run", "state", "stage", "step", "loss", "starts", "left", box=None, pad_edge=False)
+    for row in rows:
+        loss = f"{row.loss:.4g}" if row.loss is not None else ""
+        left = duration(row.seconds_left) if row.seconds_left is not None else ""
+        table.add_row(escape(row.run), row.state, escape(row.stage or ""), row.steps, loss, str(row.starts), left)
+    print_table(table)
+    for row in rows:
+        if row.waits:
+            out.print(f"{row.run}: {row.waits}", soft_wrap=True, markup=False)
+
+
 def logs(run: str, endpoint: str, namespace: str | None, wanted: str | None) -> tuple[str, str]:
     """Returns the name and output of a stage: the wanted one, else one that failed, runs or was the last to start."""
     client, remote = find_run(endpoint, run, namespace)
     stages = run_status.explained_by_store(client, remote, run_status.stages(client, remote)).stages
-    known = [stage for stage in stages if stage.pod]
-    if wanted is not None:
-        known = [stage for stage in known if wanted.lower() in (stage.name.lower(), stage.key.lower())]
+    begun = [stage for stage in stages if stage.pod or stage.started]
+    known = [x for x in begun if wanted is None or wanted.lower() in (x.name.lower(), x.key.lower())]
     order = ("FAILED", *GOING_ON)
     known.sort(key=lambda stage: order.index(stage.state) if stage.state in order else len(order))
     if not known:
-        names = ", ".join(stage.name for stage in stages if stage.pod) or "none"
+        names = ", ".join(stage.name for stage in begun) or "none"
         which = f"stage {wanted!r}" if wanted else "any stage"
         raise UserError(f"run '{remote.display_name}' has no pod of {which} with a log.", remedy=f"Stages: {names}.")
     stage = known[0] if known[0].state in order else known[-1]
-    return stage.name, client.log(remote.run_id, str(stage.pod))
+    return stage.name, run_status.log(client, remote, stage)
 
 
 def page(run: str, endpoint: str, namespace: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Pods of a run as Kubernetes has them: a second source for all that the Argo workflow says of them.
+"""Pods of a run as Kubernetes has them: a second source for the messages of the Argo workflow.
 
 Only where a kubeconfig or the account of a pod is at hand. Words are those that Argo makes of a pod's status.
 """
@@ -16,6 +16,8 @@ KUBECONFIG = os.path.join("~", ".kube", "config")
 _TIMEOUTS_S = (4, 10)  # to connect and to read
 _PREFIX = "workflows.argoproj.io"
 ENDED = ("Succeeded", "Failed")
+QUEUE = "kueue.x-k8s.io/queue-name"  # label of a pod
+ADMISSION = "kueue.x-k8s.io/admission"  # gate of a pod that Kueue has not admitted yet
 
 
 def workflow(run_id: str, namespace: str) -> Workflow:
@@ -26,14 +28,22 @@ def workflow(run_id: str, namespace: str) -> Workflow:
         namespace: Of its pods.
     """
     listed = _ask(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"pipeline/runid={run_id}")
-    nodes = tuple(_nodes(json.loads(listed).get("items", []))) if listed else ()
-    # An installation may remove the pods of stages that have ended: a missing one is a deleted one only beside others.
+    found = json.loads(listed).get("items", []) if listed else []
+    is_queued = any(QUEUE in pod["metadata"].get("labels", {}) for pod in found)
+    nodes = tuple(_nodes(found, _workloads(namespace) if is_queued else {}))
+    # An installation may remove the pods of stages that have ended: a missing one was deleted only if others are there.
     return Workflow(nodes=nodes, has_all_pods=any(node["phase"] in ENDED for node in nodes))
 
 
 def log(pod: str, namespace: str) -> str | None:
     """Returns the output of a pod's main container, None where Kubernetes cannot be asked or has it no longer."""
     return _ask(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", container="main")
+
+
+def pipeline_root(namespace: str) -> str | None:
+    """Returns the address of Kubeflow's artifacts in a namespace, None where it has no setting of its own."""
+    settings = _ask(f"/api/v1/namespaces/{namespace}/configmaps/kfp-launcher")
+    return (json.loads(settings).get("data") or {}).get("defaultPipelineRoot") if settings else None
 
 
 def _ask(path: str, **query: str) -> str | None:
@@ -66,7 +76,19 @@ def _ask(path: str, **query: str) -> str | None:
         return None
 
 
-def _nodes(pods: list[dict[str, Any]]) -> Iterator[Node]:
+def _workloads(namespace: str) -> dict[str, str]:
+    """Returns why Kueue has not admitted a pod, by the pod's uid; empty where it may not be asked."""
+    listed = _ask(f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads")
+    reasons: dict[str, str] = {}
+    for workload in json.loads(listed).get("items", []) if listed else ():
+        conditions = {each["type"]: each for each in workload.get("status", {}).get("conditions") or []}
+        told = conditions.get("QuotaReserved", {})
+        if told.get("status") == "False" and told.get("message"):
+            reasons |= {owner["uid"]: told["message"] for owner in workload["metadata"].get("ownerReferences") or []}
+    return reasons
+
+
+def _nodes(pods: list[dict[str, Any]], workloads: dict[str, str]) -> Iterator[Node]:
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status", {})
         told = metadata.get("annotations", {})
@@ -80,18 +102,25 @@ def _nodes(pods: list[dict[str, Any]]) -> Iterator[Node]:
             "displayName": name.rpartition(".")[2],
             "type": "Pod",
             "phase": phase,
-            "message": _failed(status) if phase == "Failed" else _pending(status) if phase == "Pending" else "",
+            "message": _failed(status) if phase == "Failed" else _pending(pod, workloads) if phase == "Pending" else "",
             "startedAt": status.get("startTime") or metadata.get("creationTimestamp") or "",
             "podName": metadata["name"],
         }
 
 
-def _pending(status: dict[str, Any]) -> str:
-    """Returns why a pod does not start, as Argo's `getPendingReason` does."""
+def _pending(pod: dict[str, Any], workloads: dict[str, str]) -> str:
+    """Returns why a pod does not start, as Argo's `getPendingReason` does; with its queue and priority class."""
+    status, spec = pod.get("status", {}), pod.get("spec", {})
+    priority = spec.get("priorityClassName")
+    about = f" (priority class {priority})" if priority else ""
+    if any(gate.get("name") == ADMISSION for gate in spec.get("schedulingGates") or []):
+        queue = pod["metadata"].get("labels", {}).get(QUEUE, "")
+        reason = workloads.get(pod["metadata"].get("uid", ""))
+        return f"Kueue: waits for queue '{queue}'{f': {reason}' if reason else ''}{about}"
     waiting = (each.get("state", {}).get("waiting") for each in status.get("containerStatuses") or [])
     unschedulable = (each for each in status.get("conditions") or [] if each.get("reason") == "Unschedulable")
     for told in (*filter(None, waiting), *unschedulable):
-        return ": ".join(filter(None, (told.get("reason"), told.get("message"))))
+        return ": ".join(filter(None, (told.get("reason"), told.get("message")))) + about
     return ""
 
 

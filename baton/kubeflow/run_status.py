@@ -143,6 +143,7 @@ HINTS = (  # message of a pod → remedy
         r"secret \S+ not found|couldn't find key",
         "A Secret is missing in the run's namespace: see resources.secret and resources.secret_env.",
     ),
+    (r"Kueue: waits", "Kueue has not admitted it yet: ask for less in resources, or wait for the queue."),
     (r"exceeded quota", "The namespace's quota is used up: ask for less in resources, or wait."),
     (
         r"Unschedulable|Insufficient|didn't match|untolerated taint",
@@ -250,7 +251,7 @@ def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus
     is_cancelled = workflow.is_cancelled or run.was_cancelled
     message = f"Argo says: {one_line(workflow.message)}" if workflow.message and not is_cancelled else None
     if workflow.is_compressed or (not workflow.nodes and (_lags(run, known) or _is_behind(run, known))):
-        # Without the workflow nobody tells a lost pod from the end of a workflow that has grown too large.
+        # Without the workflow, a lost pod and a workflow that has grown too large look alike.
         ends = r"(?i)deadline|duration|too large"
         is_stopped = is_cancelled or not workflow.name or bool(re.search(ends, message or ""))
         return RunStatus([_since(stage, run) for stage in known], message, is_frozen=True, is_stopped=is_stopped)
@@ -296,6 +297,13 @@ def _workflow(client: KubeflowClient, run: KubeflowRun) -> Workflow:
     """Returns the Argo workflow of a run; from its pods where the first version of the API is not served."""
     with contextlib.suppress(BatonError, ValueError):
         if (workflow := client.workflow(run.run_id)).name:
+            # Queue and priority are the pod's alone.
+            if run.state not in FINAL_STATES and any(node.get("phase") == "Pending" for node in workflow.nodes):
+                told = {node["id"]: node["message"] for node in pods.workflow(run.run_id, client.pods_namespace).nodes}
+                nodes = (
+                    {**node, "message": told.get(node["id"]) or node.get("message", "")} for node in workflow.nodes
+                )
+                workflow = replace(workflow, nodes=tuple(nodes))
             return workflow
     return pods.workflow(run.run_id, client.pods_namespace)
 
@@ -390,10 +398,12 @@ def _explained(
     is_lost = [node for node in attempts[:-1] if node.get("phase") in ("Failed", "Error")]
     before = f"attempt {len(is_lost) + 1}; before: {_words(is_lost[-1])}" if is_lost else None
     if stage.state == "SUCCEEDED":
-        return replace(stage, message="taken from Kubeflow's cache" if nodes[-1].get("type") == "Skipped" else before)
+        if nodes[-1].get("type") == "Skipped":
+            return replace(stage, message="taken from Kubeflow's cache")
+        return replace(stage, message=before, pod=_pod_name(workflow, nodes[-1]))
     node = failed[-1] if stage.state == "FAILED" and failed else nodes[-1]  # of a loop the last need not be the one
     if not node.get("message"):
-        return replace(stage, message=before or stage.message)
+        return replace(stage, message=before or stage.message, pod=_pod_name(workflow, node))
     stage = replace(stage, state="PENDING" if node.get("phase") == "Pending" else stage.state)
     pod = _pod_name(workflow, node)
     message, code = events.read_termination_message(_words(node))
@@ -650,6 +660,40 @@ def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[Sta
         else:
             seen.append(stage)
     return seen
+
+
+DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"  # Kubeflow's own, of artifacts
+ARCHIVED_LOG = re.compile(r"(^|/)executor-logs(-\d+)?$")  # a file for each attempt
+
+
+def log(client: KubeflowClient, run: KubeflowRun, stage: StageStatus) -> str:
+    """Returns the output of a stage: from its pod while that is there, else as Kubeflow has archived it.
+
+    Raises:
+        BatonError: none of the two is to be had.
+    """
+    reasons = []
+    if stage.pod:
+        try:
+            return client.log(run.run_id, stage.pod)
+        except BatonError as error:
+            reasons.append(error.message)
+        if (text := pods.log(stage.pod, client.pods_namespace)) is not None:
+            return text
+    root = run.pipeline_root or pods.pipeline_root(client.pods_namespace) or DEFAULT_ROOT
+    folder = f"{client.specification(run).get('pipelineInfo', {}).get('name', '')}/{run.run_id}/{stage.key}"
+    try:
+        storage = Storage(re.sub("^minio://", "s3://", root), patience=PATIENCE_S)
+        found = {path: at for path, (_, at) in storage.find(folder).items() if ARCHIVED_LOG.search(path)}
+        if found:
+            return storage.read(f"{folder}/{max(found, key=lambda path: found[path])}").decode("utf-8", "replace")
+        reasons.append(f"{storage.uri(folder)} has no executor-logs.")
+    except BatonError as error:
+        reasons.append(error.message)
+    raise BatonError(
+        f"the log of {stage.name} cannot be had: {' '.join(reasons)}",
+        remedy="Give the credentials of Kubeflow's artifacts (AWS_…), or a kubeconfig.",
+    )
 
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -20,12 +20,14 @@ class KubeApi:
     Attributes:
         pods: Pods by name.
         logs: What a pod has printed, by its name.
+        others: Other answers by their path.
         status: Status of all answers.
     """
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, str] = {}
+        self.others: dict[str, Any] = {}
         self.status = 200
         api = self
 
@@ -59,7 +61,7 @@ class KubeApi:
             key, _, value = query["labelSelector"][0].partition("=")
             found = [pod for pod in self.pods.values() if pod["metadata"]["labels"].get(key) == value]
             return json.dumps({"kind": "PodList", "items": found})
-        return None
+        return json.dumps(self.others[path]) if path in self.others else None
 
     def kubeconfig(self, folder: Path) -> str:
         """Write a kubeconfig that leads here, and return its path."""
