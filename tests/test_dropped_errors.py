@@ -48,6 +48,7 @@ REASONS = {
     "baton/kubeflow/connection.py:_pipeline": "a version that is gone has no stages to show",
     "baton/kubeflow/submit.py:_there_or": "another submission has made it",
     "baton/kubeflow/run_status.py:explained": "the API server's own word is shown",
+    "baton/kubeflow/namespace.py:_row": "a row without figures; the store is not asked again",
     "baton/kubeflow/pods.py:_ask": "Kubernetes is a second source, and need not be at hand",
     "baton/kubeflow/run_status.py:_said": "Argo's word is shown",
     "baton/kubeflow/run_status.py:_completed": "Kubeflow's word is shown",

@@ -15,8 +15,8 @@ import contextlib
 import datetime
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from baton.documents import NamedDocument
@@ -87,14 +87,21 @@ def round_of(client: KubeflowClient, namespace: str | None, policy: Policy) -> I
     Raises:
         BatonError: the runs cannot be listed.
     """
-    for run in client.runs_of(namespace, MOST_RUNS):
+    # Without their pipelines, which are most of an answer: hundreds would not fit into a small pod.
+    listed = [replace(run, posted={}) for run in client.runs_of(namespace, MOST_RUNS)]
+    for run in listed:
         age_s = (_now() - run.ended_at).total_seconds() if run.ended_at else 0.0
-        if run.state not in BROKEN or age_s > policy.within_s:
-            continue
-        if not run_status.is_batons(client.specification(run)):
+        if run.state not in BROKEN or run.is_archived or age_s > policy.within_s:
             continue
         try:
-            yield run, look(client, run.run_id, namespace, policy)
+            whole = client.get_run(run.run_id)
+            specification = client.specification(whole)
+            if not run_status.is_batons(specification):
+                continue
+            if newer := _successor(client, whole, specification, listed):
+                yield run, Decision(Action.REPLACED, f"run {newer} has taken its place", newer)
+            else:
+                yield run, look(client, whole, namespace, policy)
         except BatonError as error:
             words = "not known whether it was started again" if isinstance(error, AwayError) else "cannot be judged now"
             yield run, Decision(Action.WAITS, f"{words}: {error.message}", run.run_id, error=str(error))
@@ -109,19 +116,19 @@ def until_decided(client: KubeflowClient, run_id: str, namespace: str | None, po
     """
 
     def ask() -> Decision:
-        return look(client, run_id, namespace, policy, starts)
+        return look(client, client.get_run(run_id), namespace, policy, starts)
 
     while (decision := retry(ask, TransientError, submit.tries(), lambda *_: None)).action is Action.WAITS:
         time.sleep(min(decision.wait_s, submit.POLL_S))
     return decision
 
 
-def look(client: KubeflowClient, run_id: str, namespace: str | None, policy: Policy, starts: int = 0) -> Decision:
-    """Decides about a run as it is now, and starts it again where lost pods alone have ended it.
+def look(client: KubeflowClient, run: KubeflowRun, namespace: str | None, policy: Policy, starts: int = 0) -> Decision:
+    """Decides about a run, and starts it again where lost pods alone have ended it.
 
     Args:
         client: Of the endpoint.
-        run_id: Kubeflow's id of the run.
+        run: The run with its stages, as just asked for.
         namespace: Kubeflow profile, where there are several.
         policy: See there.
         starts: Starts after losses that the caller knows of; the store may know of more.
@@ -131,12 +138,9 @@ def look(client: KubeflowClient, run_id: str, namespace: str | None, policy: Pol
         RefusedError: the endpoint lets the caller in no longer.
         BatonError: the endpoint fails.
     """
-    run = client.get_run(run_id)
+    run_id, specification = run.run_id, client.specification(run)
     if run.state not in submit.FINAL_STATES:
         return Decision(Action.RETRIED, "it runs", run_id)
-    specification = client.specification(run)
-    if newer := _successor(client, run, specification, namespace):
-        return Decision(Action.REPLACED, f"run {newer} has taken its place", newer)
     view = run_status.explained_by_store(client, run, run_status.stages(client, run))
     if reason := _why_not(run, view):
         if _goes_on(client, run):
@@ -169,6 +173,9 @@ def look(client: KubeflowClient, run_id: str, namespace: str | None, policy: Pol
         return Decision(Action.WAITS, f"{told}; it starts again in {wait_s:.0f} s", run_id, wait_s)
     if known:
         tries = sorted(number for at, number in claims if at == end)
+        # Whoever had an earlier claim may have submitted the run again.
+        if tries and (newer := _successor(client, run, specification, client.runs_of(namespace, MOST_RUNS))):
+            return Decision(Action.REPLACED, f"run {newer} has taken its place", newer)
         last = claims[end, tries[-1]] if tries else None
         held_s = CLAIM_S - (_now() - datetime.datetime.fromisoformat(last.at)).total_seconds() if last else 0.0
         try:
@@ -188,6 +195,8 @@ def look(client: KubeflowClient, run_id: str, namespace: str | None, policy: Pol
         raise
     except BatonError as refusal:
         if client.get_run(run_id).state in submit.FINAL_STATES:  # an answer of 500 may come after the deed
+            if newer := _successor(client, run, specification, client.runs_of(namespace, MOST_RUNS)):
+                return Decision(Action.REPLACED, f"run {newer} has taken its place", newer)
             try:
                 goes_on = client.start_again(run, _parameters(run, specification))
             except AwayError:
@@ -240,14 +249,20 @@ def _lost(view: RunStatus) -> StageStatus:
     return min(view.stages, key=lambda stage: order.index(stage.state) if stage.state in order else len(order))
 
 
-def _successor(client: KubeflowClient, run: KubeflowRun, specification: Spec, namespace: str | None) -> str | None:
+def _successor(
+    client: KubeflowClient, run: KubeflowRun, specification: Spec, listed: Iterable[KubeflowRun]
+) -> str | None:
     """Returns the id of a newer run of Kubeflow that continues the same training; retrainings share their model."""
-    for newer in client.runs_of(namespace, MOST_RUNS):
+    names = _parameters(run, specification)
+    for newer in listed:
         if newer.created_at <= run.created_at:
             break
-        theirs = client.specification(newer)
-        if theirs and _key(newer, theirs) == _key(run, specification):
-            return newer.run_id
+        # Few are asked for their pipeline.
+        if all(newer.parameters.get(name) == names.get(name) for name in ("run_name", "sweep_name")):
+            newer = client.get_run(newer.run_id)
+            theirs = client.specification(newer)
+            if theirs and _key(newer, theirs) == _key(run, specification):
+                return newer.run_id
     return None
 
 

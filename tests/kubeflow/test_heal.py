@@ -66,7 +66,8 @@ class Backend:
         return sum(request == ("POST", "/apis/v2beta1/runs") for request in self.api.requests)
 
     def look(self, run_id: str, policy: Policy = Policy(3), starts: int = 0) -> Decision:  # noqa: B008
-        return heal.look(connection.connect(self.api.url), run_id, None, policy, starts)
+        client = connection.connect(self.api.url)
+        return heal.look(client, client.get_run(run_id), None, policy, starts)
 
     def claims(self, run_id: str) -> list[str]:
         return Storage(str(self.store)).list(f"heals/{run_id}")
@@ -414,6 +415,34 @@ def test_an_error_between_the_steps_starts_nothing_twice_and_leaves_nothing(
     assert len(goes_on) == 1
     done = [path for _, path in backend.api.requests if path.endswith(":retry")]
     assert len(done) <= 1 + (step == "retry") + step.startswith("submission")
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("with_store", [True, False])
+def test_who_waits_for_a_run_follows_the_one_that_was_submitted_without_an_answer(
+    with_store: bool, status: int, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heal, "CLAIM_S", 0.0)
+    backend.api.retry_fails = True
+    run_id = backend.add("pod-lost-failed")
+    if not with_store:
+        backend.api.runs[run_id]["runtime_config"]["parameters"]["store"] = "folder-of-the-pod"
+
+    def fails(method: str, path: str) -> Any:
+        if (method, path) != ("POST", "/apis/v2beta1/runs") or "new" in backend.api.runs:
+            return None
+        again = {**backend.api.runs[run_id], "state": "PENDING", "run_id": "new", "created_at": now()}
+        backend.api.runs["new"] = {**again, "_states": ["RUNNING", "RUNNING"], "_workflow": None}
+        return backend.answer(status, b'{"message": "planted"}')
+
+    backend.api.interfere = fails
+    client = connection.connect(backend.api.url)
+    decision = heal.until_decided(client, run_id, None, Policy(3, needs_store=False), 0)
+    if status == 500:  # the API's own word that it failed
+        assert decision.action is Action.LEFT
+    else:
+        assert (decision.action, decision.run_id) == (Action.REPLACED, "new")
+    assert backend.submissions() == 1
 
 
 def test_an_error_that_lasts_is_told_and_starts_nothing(backend: Backend) -> None:
