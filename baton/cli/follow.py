@@ -13,13 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from baton.api import Submitter
 from baton.cli.display import console, print_table
 from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
 from baton.errors import BatonError, UserError
-from baton.kubeflow import connection, run_status, submit
+from baton.kubeflow import connection, heal, run_status, submit
+from baton.kubeflow import namespace as namespaces
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
+from baton.pages.html import duration
 from baton.terminal import Terminal, visible
 
 EXPLAIN_EVERY_S = 30.0  # between two checks of the pods of a running run
@@ -64,21 +65,38 @@ def status(run: str, endpoint: str, namespace: str | None, hours: float | None, 
     return shown
 
 
+def runs(endpoint: str, namespace: str | None, count: int) -> list[namespaces.RunRow]:
+    """Returns Baton's newest runs of a namespace."""
+    return list(namespaces.rows(connection.connect(endpoint, namespace), endpoint, namespace, count))
+
+
+def print_runs(rows: list[namespaces.RunRow], out: Terminal) -> None:
+    """Prints runs as a table, and a line for each that waits."""
+    table = Table("run", "state", "stage", "step", "loss", "starts", "left", box=None, pad_edge=False)
+    for row in rows:
+        loss = f"{row.loss:.4g}" if row.loss is not None else ""
+        left = duration(row.seconds_left) if row.seconds_left is not None else ""
+        table.add_row(escape(row.run), row.state, escape(row.stage or ""), row.steps, loss, str(row.starts), left)
+    print_table(table)
+    for row in rows:
+        if row.waits:
+            out.print(f"{row.run}: {row.waits}", soft_wrap=True, markup=False)
+
+
 def logs(run: str, endpoint: str, namespace: str | None, wanted: str | None) -> tuple[str, str]:
     """Returns the name and output of a stage: the wanted one, else one that failed, runs or was the last to start."""
     client, remote = find_run(endpoint, run, namespace)
     stages = run_status.explained_by_store(client, remote, run_status.stages(client, remote)).stages
-    known = [stage for stage in stages if stage.pod]
-    if wanted is not None:
-        known = [stage for stage in known if wanted.lower() in (stage.name.lower(), stage.key.lower())]
+    begun = [stage for stage in stages if stage.pod or stage.started]
+    known = [x for x in begun if wanted is None or wanted.lower() in (x.name.lower(), x.key.lower())]
     order = ("FAILED", *GOING_ON)
     known.sort(key=lambda stage: order.index(stage.state) if stage.state in order else len(order))
     if not known:
-        names = ", ".join(stage.name for stage in stages if stage.pod) or "none"
+        names = ", ".join(stage.name for stage in begun) or "none"
         which = f"stage {wanted!r}" if wanted else "any stage"
         raise UserError(f"run '{remote.display_name}' has no pod of {which} with a log.", remedy=f"Stages: {names}.")
     stage = known[0] if known[0].state in order else known[-1]
-    return stage.name, client.log(remote.run_id, str(stage.pod))
+    return stage.name, run_status.log(client, remote, stage)
 
 
 def page(run: str, endpoint: str, namespace: str | None) -> str:
@@ -161,32 +179,34 @@ def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = 
     return {"state": UNKNOWN, "error": reason, "exit_code": exit_code}
 
 
-def with_retries(submitter: Submitter, submission: submit.Submission, hours: float, retries: int) -> RunAnswer:
+def with_retries(
+    endpoint: str, namespace: str | None, submission: submit.Submission, hours: float, retries: int
+) -> RunAnswer:
     """Waits for a run, starts it again where a pod was lost, and returns how the last attempt ended."""
-    name, endpoint, namespace = submission.run_name, submitter.endpoint, submitter.namespace
-    for attempt in itertools.count(1):
-        ended, view = to_end(endpoint, submission.run_id, name, namespace, hours)
-        if ended["state"] != "failed" or not view.is_lost or attempt > retries:
+    name, run_id = submission.run_name, submission.run_id
+    policy = heal.Policy(retries, needs_store=False)
+    for starts in itertools.count():
+        ended, view = to_end(endpoint, run_id, name, namespace, hours)
+        if ended["state"] != "failed" or not view.is_lost or not retries:
             break
-        console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
         try:
             client = connection.connect(endpoint, namespace)
-            submit.resume(client, submission.run_id)
+            decision = heal.until_decided(client, run_id, namespace, policy, starts)
         except KeyboardInterrupt:
             ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
             break
-        except (AwayError, RefusedError) as error:  # it may have been started
+        except BatonError as error:  # it may have been started
             ended = _unfollowed(str(error), name, namespace)
             break
-        except BatonError:  # the backend cannot: submit it once more under its name
-            try:
-                submission = submitter.submit()
-            except BatonError as error:
-                typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
-                ended["error"] = str(error)
-                break
-            console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
-    return {**ended, "run_id": submission.run_id, "url": submission.url}
+        console.print(f"{name}: {decision.action}: {decision.reason}", soft_wrap=True, markup=False)
+        if decision.action is heal.Action.LEFT:
+            if decision.error:
+                ended["error"] = decision.error
+            break
+        if decision.run_id != run_id:
+            run_id = decision.run_id
+            console.print(f"started [bold]{name}[/]: {submit.run_url(endpoint, run_id)}", soft_wrap=True)
+    return {**ended, "run_id": run_id, "url": submit.run_url(endpoint, run_id)}
 
 
 def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:

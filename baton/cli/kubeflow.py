@@ -140,8 +140,41 @@ def submit(
             name, f"{loaded.recipe.store.uri.rstrip('/')}/runs/{name}", endpoint, namespace, submission.run_id
         )
         if wait:
-            shown |= follow.with_retries(submitter, submission, timeout, retries)
+            shown |= follow.with_retries(endpoint, namespace, submission, timeout, retries)
         options.end_run(shown, json)
+
+
+def heal_runs(
+    endpoint: options.Endpoint = None,
+    namespace: options.Namespace = None,
+    retries: Annotated[int, typer.Option(min=1, max=100, help="Starts of a run after lost pods, at most.")] = 5,
+    within: Annotated[float, typer.Option(metavar="HOURS", help="Skip runs that ended earlier.")] = 24.0,
+    json: options.Json = False,
+) -> None:
+    """Start runs again that lost pods have ended.
+
+    Examines the failed runs of a namespace once, and prints a line each. Skips runs that failed by themselves, were
+    canceled or are past their deadline. k8s/components/heal runs it every minute. Exit code 1 means a run that
+    should be started and cannot be.
+    """
+    with options.answer(json):
+        endpoint = options.require_endpoint(endpoint)
+        from baton.kubeflow import connection, heal
+
+        client = connection.connect(endpoint, namespace)
+        if not client.installation().get("multi_user"):
+            namespace = None  # which a Kubeflow without users refuses
+        policy = heal.Policy(retries, within_s=within * 3600)
+        looked = []
+        for run, decision in heal.round_of(client, namespace, policy):
+            looked.append((run, decision))
+            if not json:
+                typer.echo(f"{run.display_name} ({run.run_id}): {decision.action}: {decision.reason}")
+        if json:
+            rows = [{"run": run.display_name, "of": run.run_id, **asdict(decision)} for run, decision in looked]
+            options.print_json({"runs": rows})
+        if any(decision.error for _, decision in looked):
+            raise typer.Exit(1)
 
 
 def schedule(
@@ -261,6 +294,7 @@ def ci_report(
 
 app.command("compile")(compile_recipe)
 app.command()(submit)
+app.command("heal")(heal_runs)
 app.command()(schedule)
 app.command("schedules")(list_schedules)
 app.command("unschedule")(delete_schedule)

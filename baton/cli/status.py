@@ -11,7 +11,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 ENDPOINTS = ("BATON_KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
 STOP_S = 30.0  # seconds that a run has to end by itself
 POLL_S = 0.5
+MOST_ROWS = 30  # of runs on Kubeflow
 LONGEST_NAME = 120  # characters of a page's name
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # of Kubeflow
 
@@ -99,7 +100,10 @@ def _has_ended(run: Run, seconds: float) -> bool:
 
 
 def status(
-    run: RunArgument,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help=f"{address.HELP}. Default: all runs on Kubeflow.", show_default=False),
+    ] = None,
     endpoint: AnyEndpoint = None,
     store: StoreOption = None,
     wait: options.Wait = False,
@@ -109,10 +113,19 @@ def status(
 ) -> None:
     """Show how far a run is, and why a stage failed or waits.
 
-    Exit code: 0 for a run that succeeded, was interrupted or still runs. 1 for one that failed or was canceled, 3 for
-    a model rejected by the gate.
+    Without RUN, list the newest runs on Kubeflow with step, loss, starts and time left. Exit code: 0 for a run that
+    succeeded, was interrupted or still runs. 1 for one that failed or was canceled, 3 for a model rejected by the gate.
     """
     with options.answer(json):
+        if run is None:
+            from baton.cli import follow
+
+            rows = follow.runs(_endpoint(endpoint), namespace, MOST_ROWS)
+            if json:
+                options.print_json({"runs": [asdict(row) for row in rows]})
+            else:
+                follow.print_runs(rows, screen())
+            return
         found = find(run, endpoint, namespace, store)
         if isinstance(found, Remote):
             from baton.cli import follow
@@ -132,6 +145,15 @@ def status(
             _print_status(state, process)
         if code := options.EXIT_CODES.get(state["state"]):
             raise typer.Exit(code)
+
+
+def _endpoint(endpoint: str | None) -> str:
+    """Returns the endpoint for runs that are not named; `UserError` without one."""
+    endpoint = endpoint or next((value for name in ENDPOINTS if (value := os.environ.get(name))), None)
+    if not endpoint:
+        remedy = "Name a run; `baton runs list` lists those of a store. For Kubeflow give --endpoint."
+        raise UserError("no run and no Kubeflow endpoint is given.", remedy=remedy)
+    return endpoint
 
 
 def _print_status(state: results.Status, process: psutil.Process | None) -> None:
@@ -155,6 +177,9 @@ def _print_status(state: results.Status, process: psutil.Process | None) -> None
 
 def logs(
     run: RunArgument,
+    stage_name: Annotated[
+        str | None, typer.Argument(metavar="STAGE", help="Stage on Kubeflow, as --stage.", show_default=False)
+    ] = None,
     follows: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until the run ends.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines to print; 0 for all.")] = 100,
     stage: Annotated[
@@ -165,13 +190,16 @@ def logs(
     namespace: options.Namespace = None,
     json: options.Json = False,
 ) -> None:
-    """Print the output of a run's stages."""
+    """Print the output of a run's stages.
+
+    On Kubeflow from the pod while it exists, else from the archived artifact `executor-logs`.
+    """
     with options.answer(json):
         found = find(run, endpoint, namespace, store)
         if isinstance(found, Remote):
             from baton.cli import follow
 
-            name, text = follow.logs(found.run, found.endpoint, found.namespace, stage)
+            name, text = follow.logs(found.run, found.endpoint, found.namespace, stage or stage_name)
             shown = text.splitlines()[-lines:] if lines else text.splitlines()
             if json:
                 options.print_json({"run": run, "stage": name, "lines": shown})
@@ -196,8 +224,12 @@ def logs(
 
 def open_page(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN …", help=f"{address.HELP}; several are compared.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(metavar="RUN …", help=f"{address.HELP}; several are compared.", show_default=False),
+    ] = None,
+    on_kubeflow: Annotated[
+        bool, typer.Option("--kubeflow", help="Instead of RUN: a page of the newest runs on Kubeflow.")
+    ] = False,
     endpoint: AnyEndpoint = None,
     store: StoreOption = None,
     namespace: options.Namespace = None,
@@ -209,7 +241,11 @@ def open_page(
     differing settings.
     """
     with options.answer(json):
-        if len(runs) > 1:
+        if on_kubeflow is bool(runs):
+            raise UserError("expected one of RUN and --kubeflow.")
+        if not runs:
+            page = _namespace_page(_endpoint(endpoint), namespace)
+        elif len(runs) > 1:
             page = _comparison(runs, store)
         elif isinstance(found := find(runs[0], endpoint, namespace, store), Remote):
             from baton.cli import follow
@@ -218,10 +254,22 @@ def open_page(
         else:
             page = _local_page(found.run)
         if json:
-            options.print_json({**({"run": runs[0]} if len(runs) == 1 else {"runs": runs}), "page": page})
+            named = {"run": runs[0]} if runs and len(runs) == 1 else {"runs": runs or []}
+            options.print_json({**named, "page": page})
         else:
             typer.echo(page)
             webbrowser.open(page if "://" in page else f"file://{page}")
+
+
+def _namespace_page(endpoint: str, namespace: str | None) -> str:
+    """Writes the page of the newest runs on Kubeflow into the cache, and returns its path."""
+    from baton.cli import follow
+    from baton.kubeflow.namespace import render
+
+    title = f"Runs of {namespace}" if namespace else f"Runs on {endpoint}"
+    page = options.default_page(None, "kubeflow.html")
+    Path(page).write_text(render(follow.runs(endpoint, namespace, MOST_ROWS), title), encoding="utf-8")
+    return page
 
 
 def _local_page(run: Run) -> str:

@@ -29,6 +29,9 @@ from kfp_server_api import (  # type: ignore[import-untyped, unused-ignore]
     ApiException,
     Configuration,
     V2beta1Pipeline,  # type: ignore[import-untyped, unused-ignore]
+    V2beta1PipelineVersionReference,  # type: ignore[import-untyped, unused-ignore]
+    V2beta1Run,  # type: ignore[import-untyped, unused-ignore]
+    V2beta1RuntimeConfig,  # type: ignore[import-untyped, unused-ignore]
     rest,
 )
 
@@ -37,8 +40,12 @@ from baton.errors import BatonError, UserError
 
 Spec = dict[str, Any]  # part of a compiled pipeline, as YAML has it
 Node = dict[str, str]
-"""A node of an Argo workflow: `id`, `name`, `displayName`, `type`, `phase`, `message`, `startedAt`, `templateName`."""
+"""A node of an Argo workflow: `id`, `name`, `displayName`, `type`, `phase`, `message`, `startedAt`, `templateName`.
+
+One made of its pod has `podName`."""
 STARTED_UNSET = 1971  # earlier years mean no time: the backend writes 1970
+ENDS = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
+"""States of a run that has ended."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class TaskDetail:
             time if time and time.year >= STARTED_UNSET else None for time in (answer.start_time, answer.end_time)
         )
         children = tuple(child.pod_name for child in answer.child_tasks or () if child.pod_name)
-        message = answer.error.message if answer.error else None
+        told = [answer.error, *(status.error for status in reversed(answer.state_history or ()))]
+        message = next((error.message for error in told if error and error.message), None)
         return cls(answer.display_name or "", answer.state, started, ended, message, children)
 
 
@@ -74,10 +82,34 @@ class KubeflowRun:
     version: tuple[str, str] | None  # otherwise the ids of its pipeline and version
     parameters: dict[str, object]
     details: tuple[TaskDetail, ...]  # a listing of runs lacks them
+    history: tuple[tuple[str, datetime.datetime | None], ...] = ()  # states one after another, each with its time
+    experiment_id: str | None = None
+    pipeline_root: str | None = None  # where it was given
+    is_archived: bool = False
+    plugins: Any = None  # their settings for this run
+
+    @property
+    def num_ends(self) -> int:
+        """Times that it has ended: once more after each retry; 0 where the API keeps no history."""
+        return sum(state in ENDS for state, _ in self.history)
+
+    @property
+    def ended_at(self) -> datetime.datetime | None:
+        """Returns when it ended for the last time."""
+        times = [self.finished_at, *(time for state, time in self.history[-1:] if state in ENDS)]
+        return max((time for time in times if time and time.year >= STARTED_UNSET), default=None)
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether somebody has cancelled it since it was last started: the API calls a cancelled run a failed one."""
+        states = [state for state, _ in self.history]
+        begun = max((at for at, state in enumerate(states) if state in ("PENDING", "RUNNING")), default=0)
+        return self.state == "CANCELED" or "CANCELING" in states[begun:]
 
     @classmethod
     def of(cls, answer: Any) -> KubeflowRun:
         reference, details = answer.pipeline_version_reference, answer.run_details
+        settings = answer.runtime_config
         return cls(
             answer.run_id,
             answer.display_name,
@@ -87,8 +119,13 @@ class KubeflowRun:
             answer.finished_at,
             answer.pipeline_spec or {},
             (reference.pipeline_id, reference.pipeline_version_id) if reference else None,
-            (answer.runtime_config and answer.runtime_config.parameters) or {},
+            (settings and settings.parameters) or {},
             tuple(map(TaskDetail.of, (details and details.task_details) or ())),
+            tuple((status.state, status.update_time) for status in answer.state_history or () if status.state),
+            answer.experiment_id,
+            settings and settings.pipeline_root,
+            answer.storage_state == "ARCHIVED",
+            answer.plugins_input,
         )
 
 
@@ -103,6 +140,7 @@ class Workflow:
     is_compressed: bool = False  # larger than 1 MiB, so that Argo has compressed its nodes
     retry_strategy: dict[str, str] | None = None  # an installation merges it into every template
     pods_have_ids: bool = False  # Argo's first naming: a pod has the id of its node
+    has_all_pods: bool = False  # made of the pods that Kubernetes has: a failed stage without one lost it
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> Workflow:
@@ -124,6 +162,7 @@ ENDPOINT_REMEDY = (
 )
 
 _TIMEOUTS_S = (4, 30)
+_RUNS = 4  # in an answer: each may carry its whole pipeline, a megabyte once it is read
 _HEALTHZ_TIMEOUTS_S = (4, 10)  # seconds to connect and to read
 HEALTHZ_PATH = "/apis/v2beta1/healthz"
 LOG_PATH = "/log"  # end of the address of a pod's log, which is text
@@ -420,6 +459,7 @@ def connect(endpoint: str, namespace: str | None = None) -> KubeflowClient:
                 namespace=namespace or "kubeflow",
                 ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
             )
+            client.pods_namespace = namespace or "kubeflow"
             client.get_kfp_healthz()
         except (ValueError, LookupError, TypeError, OSError) as error:
             raise UserError(
@@ -439,6 +479,8 @@ def quiet(sink: TextIO) -> Iterator[None]:
 
 class KubeflowClient(kfp.Client):  # type: ignore[misc]
     """kfp's client on our transport, with one health check where kfp's own tries five times."""
+
+    pods_namespace: str
 
     @property
     def renews(self) -> bool:
@@ -465,6 +507,19 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         runs = list(map(KubeflowRun.of, listed.runs or ()))
         return runs, int(listed.total_size or len(runs))
 
+    def runs_of(self, namespace: str | None, most: int) -> Iterator[KubeflowRun]:
+        """Yields the newest runs of a namespace, without their stages: `most` at most."""
+        page = ""
+        while most > 0:
+            listed = self.list_runs(
+                page_token=page, page_size=min(most, _RUNS), sort_by="created_at desc", namespace=namespace
+            )
+            yield from map(KubeflowRun.of, (listed.runs or ())[:most])
+            most -= len(listed.runs or ())
+            page = listed.next_page_token or ""
+            if not page:
+                return
+
     def create_pipeline(self, name: str, namespace: str | None) -> str:
         """Registers a pipeline that has no version yet, and returns its id."""
         body = V2beta1Pipeline(name=name, display_name=name, namespace=namespace)
@@ -472,15 +527,40 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
 
     def specification(self, run: KubeflowRun) -> Spec:
         """Returns the compiled pipeline of a run, empty where its uploaded version is not to be had."""
+        return specification(self._pipeline(run))
+
+    def deadline_s(self, run: KubeflowRun) -> int | None:
+        """Returns the seconds from its start that the compiled pipeline gives a run, None for no limit."""
+        platforms = self._pipeline(run).get("platform_spec", {}).get("platforms", {})
+        seconds = platforms.get("kubernetes", {}).get("pipelineConfig", {}).get("activeDeadlineSeconds")
+        return int(seconds) if seconds else None
+
+    def _pipeline(self, run: KubeflowRun) -> Spec:
         if run.posted or not run.version:
-            return specification(run.posted)
+            return run.posted
         pipeline, version = run.version
         if version not in self._versions:
             try:
-                self._versions[version] = specification(self.get_pipeline_version(pipeline, version).pipeline_spec)
+                self._versions[version] = self.get_pipeline_version(pipeline, version).pipeline_spec or {}
             except BatonError:
                 return {}  # it may be had the next time
         return self._versions[version]
+
+    def start_again(self, run: KubeflowRun, parameters: dict[str, object]) -> str:
+        """Submits the pipeline of a run once more, with these parameters, and returns the new run's id."""
+        version = run.version and V2beta1PipelineVersionReference(
+            pipeline_id=run.version[0], pipeline_version_id=run.version[1]
+        )
+        body = V2beta1Run(
+            display_name=run.display_name,
+            experiment_id=run.experiment_id,
+            pipeline_spec=None if version else run.posted,
+            pipeline_version_reference=version,
+            runtime_config=V2beta1RuntimeConfig(parameters=parameters, pipeline_root=run.pipeline_root),
+            service_account=run.service_account,
+            plugins_input=run.plugins,
+        )
+        return str(self._run_api.run_service_create_run(body).run_id)
 
     def workflow(self, run_id: str) -> Workflow:
         """Returns the Argo workflow, which has the messages of pods; only v1beta1, not served everywhere, has it."""

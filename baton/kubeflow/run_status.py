@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from baton import events
 from baton.errors import BatonError, UserError
+from baton.kubeflow import pods
 from baton.kubeflow.connection import KubeflowClient, KubeflowRun, Node, Spec, TaskDetail, Workflow, one_line
 from baton.kubeflow.submit import FINAL_STATES
 from baton.runs import ref
@@ -109,6 +110,7 @@ FROZEN = (
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
 APPLY = "Apply k8s/components/retry-lost-pods (docs/guides/cluster-setup.md)"
+IDLE = datetime.timedelta(minutes=10)  # in which a running run starts its next stage
 LAG_S = 5.0  # the record of the stages may be behind the run's: between two readings
 OWN = "Kubeflow's own pod of the pipeline"  # failed nodes that are no stage: the driver of a graph
 LOST = "The machine was preempted: "
@@ -141,6 +143,7 @@ HINTS = (  # message of a pod → remedy
         r"secret \S+ not found|couldn't find key",
         "A Secret is missing in the run's namespace: see resources.secret and resources.secret_env.",
     ),
+    (r"Kueue: waits", "Kueue has not admitted it yet: ask for less in resources, or wait for the queue."),
     (r"exceeded quota", "The namespace's quota is used up: ask for less in resources, or wait."),
     (
         r"Unschedulable|Insufficient|didn't match|untolerated taint",
@@ -194,7 +197,7 @@ class RunStatus:
     stages: list[StageStatus]
     message: str | None = None  # on the run as a whole
     is_frozen: bool = False  # the record has stopped: stages that had not ended then are `UNKNOWN`
-    is_stopped: bool = False  # somebody or a deadline has ended the run
+    is_stopped: bool = False  # somebody, a deadline or the size of its workflow has ended the run
     has_no_word: bool = False  # frozen, and the store could be asked and knows of no failed stage
 
     @property
@@ -245,22 +248,26 @@ def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus
             run = client.get_run(run.run_id)
             workflow = _workflow(client, run)
             known = _caught_up(run, workflow, stages(client, run))
-    is_cancelled = workflow.is_cancelled
+    is_cancelled = workflow.is_cancelled or run.was_cancelled
     message = f"Argo says: {one_line(workflow.message)}" if workflow.message and not is_cancelled else None
-    if workflow.is_compressed or (_lags(run, known) and not workflow.nodes):
-        is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration", message or ""))
+    if workflow.is_compressed or (not workflow.nodes and (_lags(run, known) or _is_behind(run, known))):
+        # Without the workflow, a lost pod and a workflow that has grown too large look alike.
+        ends = r"(?i)deadline|duration|too large"
+        is_stopped = is_cancelled or not workflow.name or bool(re.search(ends, message or ""))
         return RunStatus([_since(stage, run) for stage in known], message, is_frozen=True, is_stopped=is_stopped)
     if _lags(run, known):
         known = [_since(stage, run) if stage.state in GOING_ON else stage for stage in known]
-    pods, drivers = _pods(workflow, known)
-    own = [_of_own(workflow, attempts) for attempts in drivers]
+    attempts, drivers = _pods(workflow, known)
+    own = [_of_own(workflow, nodes) for nodes in drivers]
     if own:  # the workflow knows more of them than the list
-        pods = [nodes for stage, nodes in zip(known, pods, strict=True) if stage.name != OWN]
+        attempts = [nodes for stage, nodes in zip(known, attempts, strict=True) if stage.name != OWN]
         known = [stage for stage in known if stage.name != OWN]
     if is_cancelled:
         known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
-    is_ours = "store" in run.parameters or "store" in _parameters(client.specification(run).get("root", {}))
-    told = [_explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, pods, strict=True)]
+    is_ours = "store" in run.parameters or "store" in parameters_of(client.specification(run))
+    told = [
+        _explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, attempts, strict=True)
+    ]
     told = [*own, *told]
     is_loss = any(stage.state == "FAILED" and LOSS.search(stage.message or "") for stage in told)
     if is_loss and (loss := lost_pods_end_run(workflow)):
@@ -287,15 +294,39 @@ def lost_pods_end_run(workflow: Workflow) -> str | None:
 
 
 def _workflow(client: KubeflowClient, run: KubeflowRun) -> Workflow:
-    try:
-        return client.workflow(run.run_id)
-    except (BatonError, ValueError):
-        return Workflow()
+    """Returns the Argo workflow of a run; from its pods where the first version of the API is not served."""
+    with contextlib.suppress(BatonError, ValueError):
+        if (workflow := client.workflow(run.run_id)).name:
+            # Queue and priority are the pod's alone.
+            if run.state not in FINAL_STATES and any(node.get("phase") == "Pending" for node in workflow.nodes):
+                told = {node["id"]: node["message"] for node in pods.workflow(run.run_id, client.pods_namespace).nodes}
+                nodes = (
+                    {**node, "message": told.get(node["id"]) or node.get("message", "")} for node in workflow.nodes
+                )
+                workflow = replace(workflow, nodes=tuple(nodes))
+            return workflow
+    return pods.workflow(run.run_id, client.pods_namespace)
 
 
 def _lags(run: KubeflowRun, stages: list[StageStatus]) -> bool:
     """Tells whether the record of the stages is behind that of the run, which has ended."""
     return run.state in FINAL_STATES and any(stage.state in GOING_ON for stage in stages)
+
+
+def _is_behind(run: KubeflowRun, stages: list[StageStatus]) -> bool:
+    """Tells whether the record of the stages has stopped, where no workflow tells."""
+    if run.state == "SUCCEEDED":
+        return any(stage.state == WAITING and not _may_be_left_out(stage) for stage in stages)
+    if run.state == "FAILED":
+        return not any(stage.state in BROKEN for stage in stages)
+    times = [time for stage in stages for time in (stage.started, stage.ended) if time]
+    since = max(times, default=None)
+    is_idle = not any(stage.state in (*GOING_ON, *BROKEN) for stage in stages)
+    return bool(is_idle and since and datetime.datetime.now(datetime.UTC) - since > IDLE)
+
+
+def _may_be_left_out(stage: StageStatus) -> bool:
+    return any(parent.startswith("condition-") for parent in stage.parents)
 
 
 def _caught_up(run: KubeflowRun, workflow: Workflow, stages: list[StageStatus]) -> list[StageStatus]:
@@ -323,14 +354,14 @@ def _is_driver(node: Node) -> bool:
 def _pods(workflow: Workflow, stages: list[StageStatus]) -> tuple[list[list[Node]], list[list[Node]]]:
     """Returns the pods of each stage, and the attempts at every other pod that failed or does not start."""
     tasks = TaskNodes([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
-    pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, workflow.nodes) for stage in stages]
-    claimed = {node["id"] for of_stage in pods for node in of_stage}
+    found = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, workflow.nodes) for stage in stages]
+    claimed = {node["id"] for of_stage in found for node in of_stage}
     own: dict[str, list[Node]] = {}
     for node in sorted(workflow.nodes, key=lambda node: node.get("startedAt") or ""):
         if node.get("type") in PODS and node["id"] not in claimed:
             own.setdefault(_attempted(node), []).append(node)
     stuck = ("Failed", "Error", "Pending")
-    return pods, [of_one for of_one in own.values() if of_one[-1].get("phase") in stuck and of_one[-1].get("message")]
+    return found, [of_one for of_one in own.values() if of_one[-1].get("phase") in stuck and of_one[-1].get("message")]
 
 
 def _attempted(node: Node) -> str:
@@ -341,8 +372,8 @@ def _since(stage: StageStatus, run: KubeflowRun) -> StageStatus:
     """Returns a stage of a stopped record: ended since, where the run tells, else unknown."""
     if stage.state in ENDED:
         return stage
-    may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
-    return replace(stage, state="SUCCEEDED" if run.state == "SUCCEEDED" and not may_be_left_out else UNKNOWN)
+    has_ended = run.state == "SUCCEEDED" and not _may_be_left_out(stage)
+    return replace(stage, state="SUCCEEDED" if has_ended else UNKNOWN)
 
 
 def _of_own(workflow: Workflow, nodes: list[Node]) -> StageStatus:
@@ -355,20 +386,24 @@ def _of_own(workflow: Workflow, nodes: list[Node]) -> StageStatus:
 def _explained(
     client: KubeflowClient, run_id: str, workflow: Workflow, stage: StageStatus, nodes: list[Node], *, is_ours: bool
 ) -> StageStatus:
-    if not nodes:
-        # The workflow is not served: a driver that failed did so before any stage could.
-        return _with_reason(stage, stage.message, None, is_driver=True) if stage.is_own else stage
+    failed = [node for node in nodes if node.get("phase") in ("Failed", "Error")]
+    if not nodes or (workflow.has_all_pods and stage.state == "FAILED" and not failed):
+        message = stage.message or ("pod deleted" if workflow.has_all_pods and stage.state == "FAILED" else None)
+        # A driver that failed did so before any stage could.
+        is_told = stage.is_own or (stage.state == "FAILED" and message)
+        return _with_reason(stage, message, None, is_driver=stage.is_own) if is_told else stage
     if stage.state == "CANCELED":
         return stage
     attempts = [node for node in nodes if _attempted(node) == _attempted(nodes[-1])]
     is_lost = [node for node in attempts[:-1] if node.get("phase") in ("Failed", "Error")]
     before = f"attempt {len(is_lost) + 1}; before: {_words(is_lost[-1])}" if is_lost else None
     if stage.state == "SUCCEEDED":
-        return replace(stage, message="taken from Kubeflow's cache" if nodes[-1].get("type") == "Skipped" else before)
-    failed = [node for node in nodes if node.get("phase") in ("Failed", "Error")]
+        if nodes[-1].get("type") == "Skipped":
+            return replace(stage, message="taken from Kubeflow's cache")
+        return replace(stage, message=before, pod=_pod_name(workflow, nodes[-1]))
     node = failed[-1] if stage.state == "FAILED" and failed else nodes[-1]  # of a loop the last need not be the one
     if not node.get("message"):
-        return replace(stage, message=before or stage.message)
+        return replace(stage, message=before or stage.message, pod=_pod_name(workflow, node))
     stage = replace(stage, state="PENDING" if node.get("phase") == "Pending" else stage.state)
     pod = _pod_name(workflow, node)
     message, code = events.read_termination_message(_words(node))
@@ -422,6 +457,8 @@ def _pod_name(workflow: Workflow, node: Node) -> str:
     """Returns the name that Argo makes of the workflow's, the template's and a hash."""
     if workflow.pods_have_ids:
         return node["id"]
+    if name := node.get("podName"):
+        return name
     return f"{workflow.name}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
 
 
@@ -449,6 +486,28 @@ def _listed(stage: StageStatus, detail: TaskDetail) -> StageStatus:
 def _parameters(component: Spec) -> Spec:
     found: Spec = component.get("inputDefinitions", {}).get("parameters", {})
     return found
+
+
+def parameters_of(specification: Spec) -> Spec:
+    """Returns the declarations of a compiled pipeline's parameters, by name."""
+    return _parameters(specification.get("root", {}))
+
+
+def is_batons(specification: Spec) -> bool:
+    """Tells whether a compiled pipeline is one of Baton's own."""
+    return "store" in parameters_of(specification) and any(stage.trains for stage in _tasks(specification))
+
+
+def store_of(run: KubeflowRun, specification: Spec) -> str:
+    """Returns the address of a run's store; KeyError where the pipeline has none.
+
+    Raises:
+        BatonError: it is a relative path: in a pod another folder than here.
+    """
+    store = str(run.parameters.get("store") or parameters_of(specification)["store"]["defaultValue"])
+    if "://" not in store and not os.path.isabs(store):
+        raise BatonError(f"{store} is a folder of the pod's own.")
+    return store
 
 
 def _tasks(spec: Spec) -> Iterator[StageStatus]:
@@ -498,7 +557,7 @@ def explained_by_store(client: KubeflowClient, remote: KubeflowRun, stages: list
 
 def _in_its_own_words(stage: StageStatus, remote: KubeflowRun, specification: Spec) -> StageStatus:
     """Returns a stage without a message in Kubernetes with its message in the store, if any."""
-    if stage.state != "FAILED" or not str(stage.hint).startswith(LAUNCHER):
+    if stage.state != "FAILED" or not (str(stage.hint).startswith(LAUNCHER) or stage.message is None):
         return stage
     phase, _, name = stage.name.rpartition(": ")
     try:
@@ -549,8 +608,7 @@ def _in_order(stages: list[StageStatus]) -> list[StageStatus]:
         begun += new
     told = []
     for stage in stages:
-        may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
-        if stage.state == UNKNOWN and stage.path in ended and not may_be_left_out:
+        if stage.state == UNKNOWN and stage.path in ended and not _may_be_left_out(stage):
             stage = replace(stage, state="SUCCEEDED", message="done, as what follows has begun")
         elif stage.state == UNKNOWN and stage.path not in ended and not stage.after <= ended:
             stage = replace(stage, state=WAITING, message=None)
@@ -571,14 +629,10 @@ def training_run(remote: KubeflowRun, specification: Spec, phase: str) -> Run:
         KeyError: The pipeline trains none.
         BatonError: Its store is a relative path: in a pod another folder than here.
     """
-    inputs, given = specification["root"]["inputDefinitions"]["parameters"], remote.parameters
-    named = str(given.get("run_name", inputs["run_name"].get("defaultValue", "")))
+    inputs = parameters_of(specification)
+    named = str(remote.parameters.get("run_name", inputs["run_name"].get("defaultValue", "")))
     name = chosen_name(named, specification["pipelineInfo"]["name"], remote.run_id, phase)
-    store = str(given.get("store") or inputs["store"]["defaultValue"])
-    run = Run(Storage(store, patience=PATIENCE_S), name)
-    if run.storage.is_local and not os.path.isabs(store.removeprefix("file://")):
-        raise BatonError(f"{store} is a folder of the pod's own.")
-    return run
+    return Run(Storage(store_of(remote, specification), patience=PATIENCE_S), name)
 
 
 def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[StageStatus]:
@@ -606,6 +660,40 @@ def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[Sta
         else:
             seen.append(stage)
     return seen
+
+
+DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"  # Kubeflow's own, of artifacts
+ARCHIVED_LOG = re.compile(r"(^|/)executor-logs(-\d+)?$")  # a file for each attempt
+
+
+def log(client: KubeflowClient, run: KubeflowRun, stage: StageStatus) -> str:
+    """Returns the output of a stage: from its pod while that is there, else as Kubeflow has archived it.
+
+    Raises:
+        BatonError: none of the two is to be had.
+    """
+    reasons = []
+    if stage.pod:
+        try:
+            return client.log(run.run_id, stage.pod)
+        except BatonError as error:
+            reasons.append(error.message)
+        if (text := pods.log(stage.pod, client.pods_namespace)) is not None:
+            return text
+    root = run.pipeline_root or pods.pipeline_root(client.pods_namespace) or DEFAULT_ROOT
+    folder = f"{client.specification(run).get('pipelineInfo', {}).get('name', '')}/{run.run_id}/{stage.key}"
+    try:
+        storage = Storage(re.sub("^minio://", "s3://", root), patience=PATIENCE_S)
+        found = {path: at for path, (_, at) in storage.find(folder).items() if ARCHIVED_LOG.search(path)}
+        if found:
+            return storage.read(f"{folder}/{max(found, key=lambda path: found[path])}").decode("utf-8", "replace")
+        reasons.append(f"{storage.uri(folder)} has no executor-logs.")
+    except BatonError as error:
+        reasons.append(error.message)
+    raise BatonError(
+        f"the log of {stage.name} cannot be had: {' '.join(reasons)}",
+        remedy="Give the credentials of Kubeflow's artifacts (AWS_…), or a kubeconfig.",
+    )
 
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -143,7 +143,7 @@ def _named(name: str) -> str:
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "name", "stringValue": name}]})
 
 
-FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
+FINAL_STATES = connection.ENDS
 MAX_TRANSIENT_FAILURES = 5  # polls in a row; the pauses between them double
 POLL_S = 5.0  # between two polls of a run that somebody waits for
 _MAX_PAUSE_S = 60.0
@@ -210,7 +210,7 @@ def wait(
     poll_s: float = POLL_S,
 ) -> str:
     """Polls a run until it ends and returns its final state; survives a few failed polls in a row."""
-    client = retry(lambda: connection.connect(endpoint, namespace), TransientError, _tries(poll_s), lambda *_: None)
+    client = retry(lambda: connection.connect(endpoint, namespace), TransientError, tries(poll_s), lambda *_: None)
     state = ""
     for _ in backoff(timeout_s, pause=poll_s):
         run = _asked(client, run_id, poll_s)
@@ -246,12 +246,14 @@ def _asked(client: KubeflowClient, run_id: str, poll_s: float) -> KubeflowRun:
                 raise TransientError(error.message, remedy=error.remedy) from error
             raise
 
-    return retry(ask, TransientError, _tries(poll_s), lambda *_: None)
+    return retry(ask, TransientError, tries(poll_s), lambda *_: None)
 
 
-def _tries(poll_s: float) -> Iterator[RetryAttempt]:
-    tries = backoff(math.inf, pause=2 * poll_s, growth=2.0, longest=_MAX_PAUSE_S)
-    return itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1)
+def tries(poll_s: float | None = None) -> Iterator[RetryAttempt]:
+    """Yields the attempts at a request that the endpoint fails: a few, over minutes."""
+    poll_s = POLL_S if poll_s is None else poll_s
+    pauses = backoff(math.inf, pause=2 * poll_s, growth=2.0, longest=_MAX_PAUSE_S)
+    return itertools.islice(pauses, MAX_TRANSIENT_FAILURES + 1)
 
 
 def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace: str | None) -> str:

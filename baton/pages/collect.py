@@ -83,6 +83,7 @@ class RunReport:
     log: Sequence[LogEntry] = ()  # up to that checkpoint
     attempts: Sequence[documents.ChunkRecord] = ()  # at all chunks, spare ones without work included
     restarts: Sequence[documents.Restart] = ()  # lost processes with a successor in the same pod
+    lost_pods: Sequence[documents.PodLoss] = ()  # after which the run was started again on Kubeflow
     skips: Sequence[documents.Skip] = ()  # by the run's guard
     warnings: Sequence[documents.WarningRecord] = ()
     stages: Mapping[str, float] = field(default_factory=dict)  # seconds, in the pipeline's order
@@ -275,6 +276,7 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
         log=store.history(newest) if newest else [],
         attempts=run.attempts(),
         restarts=run.restarts(),
+        lost_pods=run.lost_pods(),
         skips=run.skips(),
         warnings=run.warnings(),
         stages=_stages(run.records()),

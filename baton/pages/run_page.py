@@ -578,6 +578,7 @@ def cost_note(report: RunReport) -> str:
         f"goodput {work.goodput:.0%} of the time since the first chunk began" if work else "",
         f"{count(work.lost_steps, 'step')} lost to interruptions" if work else "",
         f"{count(len(report.restarts), 'process', 'processes')} lost and started again" if report.restarts else "",
+        f"{count(len(report.lost_pods), 'pod')} lost" if report.lost_pods else "",
         f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",
         f"a save holds training up for {duration(statistics.median(stalls))} (median)" if stalls else "",
     ]

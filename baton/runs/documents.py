@@ -314,6 +314,17 @@ class Restart(Document):
     seconds: float = 0.0
 
 
+class PodLoss(NamedDocument, name="lost-pods/{}.json"):
+    """A pod of Kubeflow that was lost, and the start of the run after it: the run itself ended with the pod."""
+
+    stage: str  # as on Kubeflow's page
+    reason: str
+    at: str
+    number: int  # of all such starts of this run
+    of: int = 0  # starts that the healer allows
+    kubeflow_run: str = ""
+
+
 class WarningRecord(Document):
     text: str
     at: str = ""

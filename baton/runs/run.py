@@ -1,7 +1,8 @@
 """A run in the store: its documents, records, checkpoints and failure; and a sweep: trials, verdicts and requests.
 
 runs/<run>/{recipe,data,plan,…}.json      documents; JSON, one each
-runs/<run>/{records,restarts,warnings,skips}/…json   an object for each attempt, lost process, warning, skipped step
+runs/<run>/{records,restarts,lost-pods,warnings,skips}/…json   an object for each of them
+heals/<Kubeflow's run>/…json              starts after lost pods: put-if-absent, so one of several healers starts it
 runs/<run>/{checkpoints/step-…,export,exports/<format>}/   bundles
 data/<digest>/{split,tokens,…}            bundles shared between runs.
 sweeps/<name>/sweep.json           recipe, metric, rungs, and the first bracket's trials
@@ -233,6 +234,13 @@ class Run(DocumentFolder):
 
     def restarts(self) -> list[documents.Restart]:
         return self.read_all(documents.Restart, "restarts")
+
+    def note_lost_pod(self, loss: documents.PodLoss) -> None:
+        self.write(loss, _unique())
+
+    def lost_pods(self) -> list[documents.PodLoss]:
+        """Returns the lost pods after which the run was started again on Kubeflow, by time."""
+        return self.read_all(documents.PodLoss, "lost-pods")
 
     def warn(self, text: str) -> None:
         """Warns a person, in the log, on the screen and in the report."""

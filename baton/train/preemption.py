@@ -231,7 +231,7 @@ def _look_at_node(keys: frozenset[str]) -> str | None:
     if not host or not node:
         missing = "NODE_NAME is not set" if host else "this is not a pod"
         raise _CannotWatchError(f"the taints of the node are not watched: {missing}.")
-    status, body = _ask_api_server(host, f"/api/v1/nodes/{node}")
+    status, body = ask_api_server(host, f"/api/v1/nodes/{node}")
     if status == 403:
         raise _CannotWatchError(
             f"the taints of node {node} are not watched: the API server forbids it. Give the pod's service "
@@ -243,7 +243,8 @@ def _look_at_node(keys: frozenset[str]) -> str | None:
     return f"node {node} has taint {min(taints)}" if taints else None
 
 
-def _ask_api_server(host: str, path: str) -> tuple[int, str]:
+def ask_api_server(host: str, path: str) -> tuple[int, str]:
+    """Returns status and body of a GET to the cluster's API server, by the pod's account; OSError where it fails."""
     # Not with the package `kubernetes`: its import takes 0.9 s of the training process, for one GET.
     import ssl
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.cli.display import console
+from baton.kubeflow import heal
 from baton.kubeflow import submit as kubeflow
 from baton.recipe import load
 from baton.runs.documents import TrackingRun
@@ -54,6 +55,7 @@ Baton = Callable[..., Done]
 def baton(kfp_api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Baton:
     """Runs a command in this process, with the endpoint in its environment."""
     monkeypatch.setattr(kubeflow, "POLL_S", 0.01)
+    monkeypatch.setattr(heal, "PAUSE_S", 0.0)
     monkeypatch.setattr(console, "width", 200)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("BATON_KFP_ENDPOINT", kfp_api.url)
@@ -199,7 +201,9 @@ def test_a_run_whose_pod_was_lost_starts_again(backend_can: bool, kfp_api: Any, 
     done = baton(*SUBMIT, "--retries", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["state"] == "succeeded"
-    assert "mine: a pod was lost, it starts again (1 of 2)" in done.stderr
+    how = "started" if backend_can else "submitted"
+    told = f"mine: {how} again: train chunk 2 was lost (main: Error (exit code 137)); start 1 of 2"
+    assert told in done.stderr
     assert len(kfp_api.runs) == (1 if backend_can else 2)
     assert json.loads(done.stdout)["run_id"] == list(kfp_api.runs)[-1]
     assert {run["runtime_config"]["parameters"]["run_name"] for run in kfp_api.runs.values()} == {"mine"}

@@ -7,6 +7,7 @@ run's state moves on each time it is asked for.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import threading
@@ -73,6 +74,7 @@ class KfpApi:
         self.retry_fails = False
         self.taken_names: set[str] = set()
         self.interfere: Callable[[str, str], RawAnswer | None] = lambda method, path: None
+        self._has_recorded = False
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -163,6 +165,8 @@ class KfpApi:
             if self.registry.multi_user and resource == "runs" and not query.get("namespace"):
                 raise ApiError(400, "A run cannot have an empty namespace in multi-user mode")
             found = [_shown(item) for item in stored.values() if _matches(item, query)]
+            if query.get("sort_by") == ["created_at desc"]:
+                found.sort(key=lambda item: item["created_at"], reverse=True)
             return {resource: found, "total_size": len(found)} if found else {}
         return self._advance(identifier) if resource == "runs" else stored[identifier]
 
@@ -195,18 +199,36 @@ class KfpApi:
         posted = self.spec(run)
         wrapped = "pipeline_spec" in posted
         documents = [posted["pipeline_spec"], posted["platform_spec"]] if wrapped else [posted]
-        check_pipeline(documents)
-        check_parameters(documents[0], run.get("runtime_config", {}).get("parameters") or {})
+        if not any(posted == self.spec(known) for known in self.runs.values() if "_workflow" in known):
+            check_pipeline(documents)  # of recorded ones only the graph was kept
+            check_parameters(documents[0], run.get("runtime_config", {}).get("parameters") or {})
         identifier = str(uuid.uuid4())
         self.runs[identifier] = {
             **run,
             "run_id": identifier,
-            "created_at": f"{CREATED_AT[:-3]}{len(self.runs):02d}Z",
+            "created_at": _now() if self._has_recorded else f"{CREATED_AT[:-3]}{len(self.runs):02d}Z",
             "storage_state": "AVAILABLE",
-            "state": STATES[0],
             "_states": [*STATES[1:-1], self.final_state],
         }
+        _enter(self.runs[identifier], STATES[0])
         return _shown(self.runs[identifier])
+
+    def add_recorded(self, run: dict[str, Any], workflow: dict[str, Any], version: dict[str, Any]) -> str:
+        """Put a run there as a real backend has answered about it, until it is started again; return its id.
+
+        Args:
+            run: Answer about the run.
+            workflow: Its Argo workflow.
+            version: Specification of the version that it refers to, if it does.
+        """
+        known = {"experiment_id": run["experiment_id"], "display_name": "recorded", "created_at": CREATED_AT}
+        self.experiments[run["experiment_id"]] = known
+        if reference := run.get("pipeline_version_reference"):
+            self.registry.pipelines[reference["pipeline_id"]] = {"pipeline_id": reference["pipeline_id"], "name": "old"}
+            self.registry.versions[reference["pipeline_version_id"]] = {**reference, "pipeline_spec": version}
+        self.runs[run["run_id"]] = {**run, "_states": [], "_workflow": workflow}
+        self._has_recorded = True
+        return str(run["run_id"])
 
     def spec(self, run: dict[str, Any]) -> dict[str, Any]:
         """Return the specification of a run or of a recurring one: that of its version, or its own."""
@@ -219,10 +241,12 @@ class KfpApi:
     def _advance(self, identifier: str) -> dict[str, Any]:
         """Show a run as it is now, and let it move on."""
         run = self.runs[identifier]
+        if run.get("_workflow") is not None:
+            return _shown(run)
         states = self.task_states(identifier)
         shown = {**_shown(run), "run_details": {"task_details": kfp_tasks.task_details(identifier, states)}}
         if run["_states"]:
-            run["state"] = run["_states"].pop(0)
+            _enter(run, run["_states"].pop(0))
         return shown
 
     def task_states(self, run_id: str) -> dict[tuple[str, ...], str]:
@@ -235,6 +259,10 @@ class KfpApi:
     def _first_version(self, run_id: str, pod: str | None) -> dict[str, Any] | str:
         if not self.serves_first_version or run_id not in self.runs:
             raise ApiError(404, "Not Found")
+        if (recorded := self.runs[run_id].get("_workflow")) is not None:
+            if pod:
+                raise ApiError(400, "Failed to read logs from a single-user installation")
+            return {"pipeline_runtime": {"workflow_manifest": json.dumps(recorded)}}
         states = self.task_states(run_id)
         if pod:
             for key, text in self.logs.items():
@@ -248,7 +276,8 @@ class KfpApi:
     def _terminate(self, run: dict[str, Any]) -> dict[str, Any]:
         if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
             raise ApiError(400, f"Invalid input error: Failed to terminate a run {run['run_id']}. Row not found")
-        run.update(state="CANCELING", _states=["FAILED"], _cancelled=True)
+        run.update(_states=["FAILED"], _cancelled=True)
+        _enter(run, "CANCELING")
         return {}
 
     def _retry(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -256,8 +285,20 @@ class KfpApi:
             raise ApiError(500, "Internal Server Error: Cannot retry workflow with offloaded node status")
         if run["state"] != "FAILED":
             raise ApiError(400, "Workflow must be Failed/Error to retry: workflow cannot be retried")
-        run.update(state="PENDING", _states=["RUNNING", self.final_state], _cancelled=False)
+        run.update(_states=["RUNNING", self.final_state], _cancelled=False, _workflow=None)
+        _enter(run, "PENDING")
         return {}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def _enter(run: dict[str, Any], state: str) -> None:
+    """Bring a run into a state, and keep it in its history."""
+    if run.get("state") != state:
+        run.setdefault("state_history", []).append({"state": state, "update_time": _now()})
+    run["state"] = state
 
 
 def _shown(run: dict[str, Any]) -> dict[str, Any]:
