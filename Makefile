@@ -6,9 +6,8 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.baton-setup
-# The pip that Python 3.11 brings takes half as long again. Bytecode is compiled by all cores at once, below, and
-# never left to the first import: where PYTHONDONTWRITEBYTECODE is set, every stage would import for twice as long.
-PIP_VERSION := 26.3
+# Bytecode is compiled by all cores at once, below, and never left to the first import: where PYTHONDONTWRITEBYTECODE is
+# set, every stage would import for twice as long.
 # `make setup TORCH=cpu` takes torch's CPU build, from TORCH_INDEX or torch's own index.
 TORCH ?=
 TORCH_INDEX ?=
@@ -31,7 +30,7 @@ help: ## List the targets
 
 setup: $(STAMP) ## Make .venv from requirements.lock with Baton in it, once (TORCH=cpu: no CUDA, TORCH_INDEX=a mirror)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock torch-cpu.lock pyproject.toml
 	@if ! [ -x $(PY) ]; then \
 	    python="$${PYTHON:-$$(command -v python3.11 || command -v python3 || true)}"; \
 	    if ! "$${python:-python3.11}" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
@@ -43,8 +42,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make setup: $(VENV) holds $$($(PY) -V), Baton needs Python 3.11. Remove $(VENV) and try again." >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip
-	@$(PY) -m pip install -qq "pip==$(PIP_VERSION)"
-	@TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) $(PY) tools/install.py requirements.lock
+	@TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) $(PY) -m tools.install
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null 2>&1 || true  # templates do not compile
 	@# compat: by a path that editors follow too; setuptools' own hook loses to any folder named baton where one works.
 	@$(PY) -m pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
@@ -188,12 +186,11 @@ site: $(SITE)/.ready ## Build the site of docs/ into build/site; broken links an
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 	@echo "build/site/index.html"
 
-$(SITE)/.ready: pyproject.toml
+$(SITE)/.ready: requirements.lock pyproject.toml
 	@command -v npm >/dev/null || { echo "make site: needs npm (Debian: apt-get install npm)" >&2; exit 2; }
 	@$(SITE_PYTHON) -m venv --clear $(SITE)
-	@$(SITE)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
-	    > $(SITE)/requirements.txt
-	@$(SITE)/bin/python -m pip install --quiet --requirement $(SITE)/requirements.txt
+	@$(SITE)/bin/python images/requirements.py docs > $(SITE)/requirements.txt
+	@$(SITE)/bin/python -m pip install --quiet --require-hashes --requirement $(SITE)/requirements.txt
 	@npm install --silent --no-save --ignore-scripts --no-audit --no-fund --prefix $(SITE) \
 	    @mermaid-js/tiny@11.17.2 iframe-worker@1.0.4
 	@touch $@
@@ -210,15 +207,10 @@ bench: setup ## Measure checkpoints and chunks against training without Baton (A
 	    runai-model-streamer==0.17.0 runai-model-streamer-s3==0.17.1 humanize==4.17.0
 	$(PY) -m benchmarks $(ARGS)
 
-# pip-compile keeps the pins already in the lock; `make lock ARGS=--upgrade` moves them. A CPU build
-# calls itself torch 2.13.0+cpu; the lock says 2.13.0, which any build of that version satisfies. This project, which its
-# own extra asks for, would be there by its path on this machine.
-lock: ## Resolve pyproject.toml into requirements.lock
+# Pins already in the lock stay; `make lock ARGS=--upgrade` moves them all, ARGS="--upgrade-package NAME" one.
+lock: ## Resolve pyproject.toml into requirements.lock, constraints.lock and torch-cpu.lock
 	@[ -x $(PY) ] && $(PY) -c 'import piptools' || { echo "make lock: run make setup first" >&2; exit 1; }
-	CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --extra dev --strip-extras \
-	    --no-annotate --no-emit-options --no-allow-unsafe --unsafe-package pip \
-	    --output-file requirements.lock $(ARGS) pyproject.toml
-	sed -i.bak -E -e 's/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' -e '/^baton-llm @ /d' requirements.lock && rm requirements.lock.bak
+	$(PY) -m tools.lock $(ARGS)
 
 clean: ## Remove what was built and cached; .venv and baton-store stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -32,7 +32,8 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PASSED_ON = ("PYTHON_IMAGE", "EXTRAS", "PIP_EXTRA_INDEX_URL", "FLASH_ATTN_WHEEL")
 DEVICES = {"cpu": {}, "gpu": {"DEVICE": "gpu", "NVIDIA_VISIBLE_DEVICES": "all"}}
 """Image → what the Dockerfile is told of it."""
-INSIDE = ("baton", "components", "pipelines", "images", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
+INSIDE = ("baton", "components", "pipelines", "images", "pyproject.toml", "requirements.lock", "torch-cpu.lock",
+          "README.md", "LICENSE")  # fmt: skip
 SBOM = "/opt/baton/share/sbom.cdx.json"
 
 

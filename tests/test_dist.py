@@ -18,8 +18,9 @@ from packaging.requirements import Requirement
 from baton.recipe import extras
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-LISTED = ("requirements.lock", "CHANGELOG.md")
+DOCUMENT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = DOCUMENT["project"]
+LISTED = ("constraints.lock", "requirements.lock", "torch-cpu.lock", "CHANGELOG.md")
 INPUT = ("baton", "components", "pipelines", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *LISTED)
 GALLERY = {
     "pipelines/recipes/gallery/some-model/recipe.yaml": "name: one\n",
@@ -101,18 +102,21 @@ def test_the_wheel_of_the_sdist_is_that_of_the_tree(dist: Path, tmp_path: Path) 
 
 
 def test_what_the_lock_pins_lies_in_the_ranges() -> None:
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "constraints.lock").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
-    groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-    wanted = [Requirement(line) for lines in groups.values() for line in lines]
+    groups = [
+        PROJECT["dependencies"],
+        *PROJECT["optional-dependencies"].values(),
+        *DOCUMENT["dependency-groups"].values(),
+    ]
+    wanted = [Requirement(line) for lines in groups for line in lines]
     outside = [
         f"{need}: {pins.get(need.name.lower())}"
         for need in wanted
         if need.name != "baton-llm" and need.name.lower() in pins and pins[need.name.lower()] not in need.specifier
     ]
     assert outside == []
-    elsewhere = {Requirement(line).name for name in ("docs", "gpu") for line in groups[name]}
-    assert {need.name for need in wanted} - pins.keys() - elsewhere - {"baton-llm", "types-PyYAML"} == set()
+    assert {need.name for need in wanted} - pins.keys() - {"baton-llm", "types-PyYAML"} == set()
 
 
 def test_every_range_has_a_lower_end_that_can_be_installed() -> None:

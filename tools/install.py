@@ -1,9 +1,9 @@
-"""Installs requirements.lock into the environment of this interpreter, and shows how far it is: `make setup`.
+"""Installs what requirements.lock pins into the environment of this interpreter, and shows how far it is: `make setup`.
 
-    .venv/bin/python tools/install.py requirements.lock
+    .venv/bin/python -m tools.install
 
-From the environment: TORCH=cpu takes the CPU build of torch, from TORCH_INDEX (torch's own index when left out).
-On Linux the build on PyPI adds CUDA. Needs pip alone.
+Every file has to have a digest of the lock. From the environment: TORCH=cpu takes the CPU build of torch, from
+TORCH_INDEX (torch's own index when left out). On Linux the build on PyPI adds CUDA. Needs pip alone.
 """
 
 import os
@@ -13,28 +13,45 @@ import sys
 import tempfile
 from pathlib import Path
 
+from images.requirements import cpu_offered, read, select
+
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LARGE = re.compile(r"\s*Downloading (\S+) \((\d{2,}\.?\d* MB|[\d.]+ GB)\)")
 STEP = 20  # packages for each line where output is no terminal
 
 
-def main(lock: str) -> None:
-    pins = re.findall(r"^[A-Za-z0-9][^\s;#]*==[^\s;]+", Path(lock).read_text(encoding="utf-8"), re.MULTILINE)
+def main() -> None:
     torch, index = os.environ.get("TORCH", ""), os.environ.get("TORCH_INDEX") or CPU_INDEX
     if torch not in ("", "cpu"):
         raise SystemExit(f"make setup: TORCH={torch!r}; expected cpu, or nothing for the build on PyPI.")
-    print(f"Installing {len(pins)} packages of {lock} into {sys.prefix}, a few minutes: about 3 GB.")
-    if torch == "cpu":
-        pin = next(pin for pin in pins if pin.startswith("torch=="))
-        if pip(1, "--upgrade", "--no-deps", "--retries", "1", "--timeout", "20", "--index-url", index, pin):
-            raise SystemExit(
-                f"make setup: {index} is out of reach, or has no {pin}. Name a mirror of torch's CPU index in "
-                "TORCH_INDEX, or leave out TORCH=cpu."
-            )
-    elif sys.platform == "linux":
-        print("PyPI's torch adds about 4 GB of CUDA on Linux; `make setup TORCH=cpu` leaves it out.")
-    if code := pip(len(pins), "-r", lock):
+    # The pip that Python 3.11 brings takes half as long again.
+    if code := install(select(["installer"], cpu=False)):
         raise SystemExit(code)
+    cpu = torch == "cpu" or cpu_offered()
+    wanted = select([".", "dev"], cpu=cpu)
+    print(
+        f"Installing {wanted.count('==')} packages of requirements.lock into {sys.prefix}, a few minutes: about 3 GB."
+    )
+    if torch == "cpu":
+        pin = read("torch-cpu.lock")[0]
+        options = ("--upgrade", "--no-deps", "--retries", "1", "--timeout", "20", "--index-url", index)
+        if install(pin, *options):
+            raise SystemExit(
+                f"make setup: {index} is out of reach, or has no {pin.split()[0]} with a digest of torch-cpu.lock. "
+                "Name a mirror of torch's CPU index in TORCH_INDEX, or leave out TORCH=cpu."
+            )
+    elif not cpu and sys.platform == "linux":
+        print("PyPI's torch adds about 4 GB of CUDA on Linux; `make setup TORCH=cpu` leaves it out.")
+    if code := install(wanted):
+        raise SystemExit(code)
+
+
+def install(pins: str, *arguments: str) -> int:
+    """Installs packages by their digests, and returns pip's exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "requirements.txt"
+        file.write_text(pins, encoding="utf-8")
+        return pip(pins.count("=="), "--require-hashes", "-r", str(file), *arguments)
 
 
 def pip(packages: int, *arguments: str) -> int:
@@ -69,4 +86,4 @@ def _tell(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

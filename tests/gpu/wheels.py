@@ -46,7 +46,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x
 
 def requirements() -> list[str]:
     """Returns what has to come, each with its version."""
-    with open(ROOT / "requirements.lock", encoding="utf-8") as lines:
+    with open(ROOT / "constraints.lock", encoding="utf-8") as lines:
         locked = {line.partition("==")[0]: line.strip() for line in lines if "==" in line}
     extra = _project()["optional-dependencies"]["gpu"]
     return [locked[name] for name in FROM_LOCK] + [line for line in extra if line.startswith(KERNELS)]

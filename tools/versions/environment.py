@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 ENDS = ("lowest", "newest")
 EXTRAS = "metrics,sweep"
-TOOLS = ("boto3", "hypothesis", "jsonschema", "moto", "pytest", "pytest-timeout", "pytest-xdist")
+TOOLS = ("hypothesis", "jsonschema", "moto", "pytest", "pytest-timeout", "pytest-xdist")
 """What the tests need besides, in the lock's versions."""
 
 
@@ -40,7 +40,7 @@ def constraints(end: str) -> list[str]:
 
 def tools() -> list[str]:
     """Returns the tests' own requirements, as the lock pins them."""
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "constraints.lock").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
     return [f"{name + ('[server]' if name == 'moto' else '')}=={pins[name]}" for name in TOOLS]
 
