@@ -56,8 +56,8 @@ def resolve(options: list[str]) -> str:
     own = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT")
     env = {key: value for key, value in os.environ.items() if key not in own} | {"PIP_CONFIG_FILE": os.devnull}
     with tempfile.TemporaryDirectory() as folder:
-        if Path("requirements.lock").exists():
-            shutil.copy("requirements.lock", folder)
+        if Path("constraints.lock").exists():
+            shutil.copy("constraints.lock", Path(folder) / "requirements.lock")
         subprocess.run(
             [sys.executable, "-m", "piptools", "compile", "--quiet", "--strip-extras", "--no-emit-options",
              "--no-header", "--allow-unsafe", "--output-file", "requirements.lock", *options, "-"],
