@@ -29,9 +29,8 @@ from baton.models import user_code
 from baton.pages import quality_page
 from baton.pages.card import Card, table, visible
 from baton.recipe.recipe import Recipe
-from baton.runs import documents
+from baton.runs import documents, objects
 from baton.runs.origins import OriginsWriter
-from baton.runs.plan import Plan
 from baton.runs.ref import RunRef
 from baton.runs.run import Run, check_name, now
 from baton.runs.versions import FORMATS, release
@@ -316,13 +315,6 @@ def quality_html(run: Run, page: str) -> str:
     return quality_page.render(quality_page.without_examples(quality_page.collect(run)))
 
 
-LEFT_BY = {
-    "tokenize-": (documents.PinnedModels.NAME, documents.TokenizedRows.NAME, Plan.NAME),
-    "lr-find-": (documents.LearningRate.NAME,),
-}
-"""Beginning of a stage's records → the documents that it keeps with the run."""
-
-
 def run_ref(run: Run) -> RunRef:
     """Returns a run's baton, the same again as long as nothing is lost that a finished stage had left."""
     # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.
@@ -338,11 +330,9 @@ def run_ref(run: Run) -> RunRef:
 def _lost(run: Run) -> str | None:
     """Returns the first lost product of this run's stages, or None."""
     records = run.storage.list(run.path("records"))
-    for stage, names in LEFT_BY.items():
-        if any(record.startswith(stage) for record in records):
-            for name in names:
-                if run.raw(name) is None:
-                    return name
+    for left in (each for each in objects.OBJECTS if each.is_left):
+        if any(record.startswith(f"{left.writers[0]}-") for record in records) and run.raw(left.pattern) is None:
+            return left.pattern
     tokens = run.read(documents.TokenizedRows)
     return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
 

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton import events, fork
+from baton import events
 from baton.documents import Json
 from baton.errors import BatonError, UserError
 from baton.pages import quality_page
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs import outcomes
-from baton.runs.documents import OwnCode, PinnedModels, RunInfo, SplitData
+from baton.runs import objects, outcomes
+from baton.runs.documents import RunInfo
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run, Sweep, check_name, identity, now, with_older_keys
@@ -34,9 +34,7 @@ from baton.tracking.client import connect, without_credentials
 logger = logging.getLogger("baton")
 
 # Results of split and tokenize, which hold for every trial on the same data.
-CARRIED = (*fork.CARRIED, quality_page.QUALITY)
-# Parts of `baton.runs.run.state_identity`, which must not change.
-DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
+CARRIED = (*objects.CARRIED, quality_page.QUALITY)
 
 
 def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
@@ -182,7 +180,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
         run.create(own, made)
         for kind, document in documents.items():
             if document is not None:
-                (run.set_once if kind in DECIDING else run.put)(kind, document)
+                (run.set_once if kind in objects.IDENTITY else run.put)(kind, document)
         run.write_once(make_plan(own, rows))
         return run
 
