@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.checkpoint import sharded
+from baton.checkpoint import seals, sharded
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
 from baton.recipe import load
@@ -235,7 +235,8 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
             f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
             remedy="Fork an earlier step, or train longer.",
         )
-    with scratch_folder("fork") as scratch:
+    key = CheckpointStore.of(run, after).signed_by
+    with seals.stage(run, objects.FORK, public=key), scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
         # First of all that is written: a crash after it is completed by the same command, and until then no chunk of a
         # warm fork begins with weights of its own (`require_start`).

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from baton import events
+from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.data import ingest
 from baton.data.assign import SplitAssigner, position, smallest_draws, times_used
@@ -64,8 +65,13 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
         UserError: no rows, too many broken ones, a side without rows, a finding that a check of quality does not allow,
             or a run of this name with another recipe.
     """
-    started = time.time()
     run = Run(Storage(recipe.store.uri), check_name(run_name))
+    with seals.stage(run, objects.SPLIT):
+        return _split(recipe, run)
+
+
+def _split(recipe: Recipe, run: Run) -> dict[str, Any]:
+    started = time.time()
     # First: a run name of another recipe is refused before a row is read or anything is written.
     run.create(recipe)
     user_code.ship(run, recipe.hooks.source, recipe.trust)
@@ -125,8 +131,12 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     page = write_quality(run, inspection, counts, refused.path)
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
-    # Named by content: a split that is there, of whichever run, is this one.
+    # Named by content: a split that is there, of whichever run, is this one, unless it has changed.
     manifest = usable_manifest(storage, prefix)
+    here = {f"{side}.jsonl": bundle.file_sha256(f"{folder}/{side}.jsonl") for side in SIDES}
+    if manifest and {name: entry["sha256"] for name, entry in manifest.files.items()} != here:
+        mark_damaged(storage, prefix, manifest)
+        manifest = None
     if manifest is None:
         manifest, _ = bundle.publish(storage, prefix, folder, kind="split", meta=counts)
     return CommittedSplit(counts, page, storage.uri(manifest.path(prefix)), first_rows(folder, SIDES))

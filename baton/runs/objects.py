@@ -1,7 +1,7 @@
 """Objects of a run: their names, writers and readers, and the source from which each can be made again.
 
 Names are relative to the run's folder, of shared bundles to the store; `*` is a part of a name, `**` any depth. A
-bundle is one object: its manifest covers its files. Forks, sweeps, audits, removal, seals, verification and mending use
+bundle is one object: its manifest covers its files. Forks, sweeps, audits, removal, seals, verification and repairs use
 this list.
 """
 
@@ -19,7 +19,7 @@ class Mend(StrEnum):
     """Source of a damaged or lost object."""
 
     SEAL = "seal"  # its writer's seal holds the content
-    STAGE = "stage"  # its stage writes it anew at each start; readers take a differing one for an absent one
+    STAGE = "stage"  # its stage writes it again at each start; readers take a differing one for an absent one
     BUNDLE = "bundle"  # its stage commits it again, above the damaged generation
     STEPS = "steps"  # training continues from the previous checkpoint
     NOTE = "note"  # nothing: a loss costs figures, and no bit depends on it
@@ -66,32 +66,32 @@ def _document(kind: type[NamedDocument], mend: Mend, writers: tuple[str, ...], *
     return RunObject(re.sub(r"\{.*?\}", "*", kind.NAME), mend, writers, kind=kind, **more)  # type: ignore[arg-type]
 
 
-_BEGINS = (SPLIT, FORK, ENTER, ADOPT)  # stages that begin a run
+BEGINS = (SPLIT, FORK, ENTER, ADOPT)  # stages that begin a run, or give it new settings
 OBJECTS = (
-    _document(documents.RunInfo, Mend.SEAL, _BEGINS, readers=ALL),
-    _document(documents.SplitData, Mend.SEAL, _BEGINS, readers=ALL, is_carried=True, is_identity=True),
+    _document(documents.RunInfo, Mend.SEAL, BEGINS, readers=ALL),
+    _document(documents.SplitData, Mend.SEAL, BEGINS, readers=ALL, is_carried=True, is_identity=True),
     _document(
         documents.PinnedModels,
         Mend.SEAL,
-        (TOKENIZE, *_BEGINS),
+        (TOKENIZE, *BEGINS),
         readers=ALL,
         is_carried=True,
         is_identity=True,
         is_left=True,
     ),
-    _document(documents.OwnCode, Mend.SEAL, _BEGINS, readers=ALL, is_carried=True, is_identity=True),
-    _document(documents.SplitCounts, Mend.SEAL, _BEGINS, readers=ALL, is_carried=True),
-    _document(documents.TokenizedRows, Mend.SEAL, (TOKENIZE, *_BEGINS), readers=ALL, is_carried=True, is_left=True),
-    _document(documents.LearningRate, Mend.SEAL, (LR_FIND, *_BEGINS), readers=ALL, is_carried=True, is_left=True),
-    _document(documents.MicroBatchSize, Mend.SEAL, (CHUNK, *_BEGINS), readers=ALL, is_carried=True, is_urgent=True),
-    _document(Plan, Mend.SEAL, (TOKENIZE, *_BEGINS), readers=ALL, is_left=True),
+    _document(documents.OwnCode, Mend.SEAL, BEGINS, readers=ALL, is_carried=True, is_identity=True),
+    _document(documents.SplitCounts, Mend.SEAL, BEGINS, readers=ALL, is_carried=True),
+    _document(documents.TokenizedRows, Mend.SEAL, (TOKENIZE, *BEGINS), readers=ALL, is_carried=True, is_left=True),
+    _document(documents.LearningRate, Mend.SEAL, (LR_FIND, *BEGINS), readers=ALL, is_carried=True, is_left=True),
+    _document(documents.MicroBatchSize, Mend.SEAL, (CHUNK, *BEGINS), readers=ALL, is_carried=True, is_urgent=True),
+    _document(Plan, Mend.SEAL, (TOKENIZE, *BEGINS), readers=ALL, is_left=True),
     _document(documents.ForkNote, Mend.SEAL, (FORK, ADOPT), readers=ALL),
     _document(outcomes.TrialInfo, Mend.SEAL, (ENTER, ADOPT), readers=(CHUNK, REPORT)),
     _document(outcomes.RetrainNote, Mend.NOTE, ()),
     _document(documents.MissingArtifacts, Mend.NOTE, ()),
-    _document(documents.Skip, Mend.SEAL, (CHUNK, *_BEGINS), readers=(CHUNK, REPORT), is_urgent=True),
-    RunObject(documents.ORIGINS, Mend.STAGE, _BEGINS),
-    RunObject("quality.json", Mend.STAGE, _BEGINS),
+    _document(documents.Skip, Mend.SEAL, (CHUNK, *BEGINS), readers=(CHUNK, REPORT), is_urgent=True),
+    RunObject(documents.ORIGINS, Mend.STAGE, BEGINS),
+    RunObject("quality.json", Mend.STAGE, BEGINS),
     RunObject("quality.jsonl", Mend.STAGE, (SPLIT,)),
     RunObject("rejected.jsonl", Mend.STAGE, (SPLIT,)),
     RunObject("data-quality.html", Mend.STAGE, (SPLIT, TOKENIZE, REPORT)),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton import events
+from baton.checkpoint import seals
 from baton.documents import Json
 from baton.errors import BatonError, UserError
 from baton.pages import quality_page
@@ -172,16 +173,20 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     names, prepared = _preparation_names(sweep, trials), {}
     for name in set(names):
         data = Run(sweep.storage, name)
-        prepared[name] = data.need(RunInfo).made, data.plan().rows, {kind: data.raw(kind) for kind in CARRIED}
+        with seals.stage(data, objects.ENTER, appends=False):
+            prepared[name] = data.need(RunInfo).made, data.plan().rows, {kind: data.raw(kind) for kind in CARRIED}
 
     def enter_one(named: tuple[str, tuple[TrialEntry, Recipe]]) -> Run:
         name, (trial, own) = named
         run, (made, rows, documents) = sweep.run(trial), prepared[name]
-        run.create(own, made)
-        for kind, document in documents.items():
-            if document is not None:
-                (run.set_once if kind in objects.IDENTITY else run.put)(kind, document)
-        run.write_once(make_plan(own, rows))
+        with seals.stage(run, objects.ENTER):
+            run.create(own, made)
+            for kind, document in documents.items():
+                if document is not None:
+                    (run.set_once if kind in objects.IDENTITY else run.put)(kind, document)
+            run.write_once(make_plan(own, rows))
+            if about := run.read(outcomes.TrialInfo):  # written before the run began
+                run.write(about)
         return run
 
     runs = SYSTEM.each(enter_one, zip(names, trials, strict=True))
