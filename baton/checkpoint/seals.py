@@ -57,11 +57,18 @@ _WRITER = re.compile(r"-[0-9a-f]{8}(?=\.[a-z]+$)")  # part of the name of a file
 
 
 class Entry(NamedTuple):
-    """An object's SHA-256, the number of its seal, and of a bundle the SHA-256 of its content, see `content_digest`."""
+    """An object's SHA-256, the number of its seal, and of a bundle the attempt and SHA-256 of its content."""
 
     sha256: str
     seal: int = 0
     content: str = ""
+    folder: str = ""
+
+    def is_remade(self, place: str, manifest: Manifest, public: PublicKey | None) -> bool:
+        """Tells whether a manifest of another run holds the same content, committed again."""
+        if manifest.kind == "tokens":  # all attempts share a folder
+            return content_digest(manifest) == self.content and is_attested(place, manifest, public)
+        return content_digest(manifest) == self.content and manifest.folder != self.folder
 
 
 @dataclass(frozen=True)
@@ -263,8 +270,8 @@ class Ledger:
                 if manifest.meta.get("seal"):
                     break
                 self.run.warn(
-                    f"run {self.run.name!r} was begun by a Baton without seals: they begin here, and earlier changes are "
-                    "not found"
+                    f"run {self.run.name!r} was begun by a Baton without seals: they begin here, and earlier changes "
+                    "are not found"
                 )
                 return True
         else:
@@ -341,7 +348,7 @@ class Ledger:
         if entry is None:
             raise SignatureError(
                 f"{where} is refused: no seal of run {self.run.name!r} has it, so its writer lacks the key.",
-                remedy="Find out who did, and remove it. If it is the run's own, run again from the first stage.",
+                remedy="Find out who wrote it, and remove it. If it is the run's own, run again from the first stage.",
             )
         if known.mend is Mend.SEAL:
             return self._mended(name, path, entry)
@@ -367,11 +374,9 @@ class Ledger:
         if not known.is_shared:
             return False
         try:
-            manifest = parsed(data, path)  # another run may have committed it again
+            return entry.is_remade(path.rpartition("/")[0], parsed(data, path), self.public)
         except BatonError:
             return False
-        is_signed = manifest.kind != "tokens" or is_attested(path.rpartition("/")[0], manifest)
-        return content_digest(manifest) == entry.content and is_signed
 
     def _mended(self, name: str, path: str, entry: Entry) -> bytes:
         """Writes a document again from its seal."""
@@ -476,7 +481,7 @@ class Ledger:
 
 
 def _entry(data: bytes, manifest: Manifest) -> Entry:
-    return Entry(sha256(data), 0, content_digest(manifest))
+    return Entry(sha256(data), 0, content_digest(manifest), manifest.folder)
 
 
 def _named(name: str, digest: str) -> dict[str, Any]:

@@ -7,12 +7,17 @@ import hashlib
 import json
 import logging
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from baton.checkpoint.chain import CHAIN_FILE, SIGNATURE_FILE, ChainCheck, verify_export
 from baton.checkpoint.store import CheckpointStore
+from baton.cli.app import app
+from baton.signing import Signer
 from baton.store.manifest import Manifest, read_manifest
 from tests.support.sealed import RunPlanter, SealedRun, copied, obeyed
 
@@ -206,6 +211,99 @@ def test_a_run_whose_seals_are_gone(sealed: SealedRun, tmp_path: Path) -> None:
     UNNOTICED["tokens"]["tokens"](copy)
     copy.finish()
     assert results(copy) == before
+
+
+def test_a_rollback_of_the_whole_run_is_found_by_a_noted_seal(
+    sealed: SealedRun, planter: RunPlanter, tmp_path: Path
+) -> None:
+    noted = sealed.check()["head"]
+    older = copied(sealed, tmp_path / "copy")
+    shutil.rmtree(older.store)
+    shutil.copytree(planter.older, older.store)
+    assert older.is_unchanged(), "every object of it was signed"
+    assert any("rolled back" in problem for problem in ChainCheck(older.run, older.public).verdict(noted)["problems"])
+    assert ChainCheck(sealed.run, sealed.public).verdict(older.check()["head"])["ok"], "the newer one continues it"
+
+
+def verified(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["verify", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_command_takes_a_run_or_an_export(sealed: SealedRun, exported: Path) -> None:
+    key = sealed.folder / "run.key.pub"
+    code, text = verified(sealed.run.uri, "--key", key)
+    assert (code, "objects are as signed" in text, "newest seal" in text) == (0, True, True)
+    code, text = verified("run", sealed.run.uri)
+    assert (code, "malice is not" in text) == (0, True)
+    code, text = verified(exported, "--key", key)
+    assert (code, "as signed" in text) == (0, True), text
+    code, text = verified(exported, "--key", key, "--output", "json")
+    told = json.loads(text)
+    assert told["origin"]["rows"] == {
+        "train": 33,
+        "eval": 12,
+        "test": 0,
+        "digest": sealed.run.require("data.json")["digest"],
+    }
+    assert told["origin"]["gate"]["passed"] is True
+    assert list(told["origin"]["chunks"]) == ["train-chunk-001", "train-chunk-002"]
+    assert told["origin"]["plan"] == [2, 4]
+    assert told["origin"]["state"] == results(sealed)["digest"]
+
+
+@pytest.fixture
+def exported(sealed: SealedRun, tmp_path: Path) -> Path:
+    """A copy of the export, and nothing else of its run."""
+    manifest = read_manifest(sealed.run.storage, sealed.run.path("export"))
+    assert manifest
+    return Path(shutil.copytree(sealed.run.storage.key(manifest.path(sealed.run.path("export"))), tmp_path / "model"))
+
+
+def edited(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"x")
+
+
+def shortened(folder: Path) -> None:
+    document = json.loads((folder / CHAIN_FILE).read_text())
+    del document["seals"][-1]
+    (folder / CHAIN_FILE).write_text(json.dumps(document, indent=1, sort_keys=True))
+
+
+EXPORT_CHANGES: dict[str, Callable[[Path], object]] = {
+    "weights": edited("model.safetensors"),
+    "model card": edited("README.md"),
+    "template": edited("chat_template.jinja"),
+    "a file more": lambda folder: (folder / "pytorch_model.bin").write_bytes(b""),
+    "a file less": lambda folder: (folder / "generation_config.json").unlink(),
+    "a shorter chain": shortened,
+    "no signature": lambda folder: (folder / SIGNATURE_FILE).unlink(),
+    "another signature": edited(SIGNATURE_FILE),
+}
+
+
+@pytest.mark.parametrize("change", EXPORT_CHANGES)
+def test_a_changed_export_is_found_by_its_folder_alone(change: str, sealed: SealedRun, exported: Path) -> None:
+    assert verify_export(str(exported), sealed.public)["ok"]
+    assert not verify_export(str(exported), Signer.new("p256").public)["ok"]
+    EXPORT_CHANGES[change](exported)
+    assert not verify_export(str(exported), sealed.public)["ok"]
+
+
+def test_without_a_key_a_changed_export_is_not_found(exported: Path) -> None:
+    """The negative control: without the signature its files are not compared."""
+    EXPORT_CHANGES["weights"](exported)
+    assert verify_export(str(exported), None)["ok"]
+
+
+def test_an_image_of_the_export_carries_its_chain(sealed: SealedRun, tmp_path: Path) -> None:
+    manifest = read_manifest(sealed.run.storage, sealed.run.path("exports/oci"))
+    assert manifest
+    blobs = Path(sealed.run.storage.key(manifest.path(sealed.run.path("exports/oci")))) / "blobs/sha256"
+    for layer in (path for path in blobs.iterdir() if tarfile.is_tarfile(path)):
+        with tarfile.open(layer) as archive:
+            archive.extractall(tmp_path, filter="data")
+    assert verify_export(str(tmp_path / "models"), sealed.public)["ok"]
 
 
 def results(sealed: SealedRun) -> dict[str, str]:

@@ -34,6 +34,7 @@ BATON = str(Path(sys.executable).parent / "baton")
 SETTINGS = (
     *("training.epochs=null", "training.max_steps=4", "chunks.count=2", "tracking.mlflow=null"),
     *("training.guard={}", 'evaluation.gate={loss: "<= 100"}', "evaluation.samples=1"),
+    "export.formats=[safetensors, oci]",
 )
 
 
