@@ -8,6 +8,7 @@ An export has two more files: `baton-chain.json` with all seals up to it, and `m
 files in the form of sigstore's model-signing, which names the newest seal.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -235,7 +236,7 @@ def follows(seal: Seal, before: Seal | None) -> Iterator[str]:
 
 def write_export(run: Run, folder: str, public: PublicKey | None, **facts: object) -> None:
     """Writes the run's seals so far into an export's folder, and with a key the signature of all its files."""
-    seals = [read_seal(run, number, public) for number in _readable(run, public)]
+    seals = list(_readable(run, public))
     if not seals:
         return
     document = {"run": run.name, "seals": [seal.bundle for seal in seals]}
@@ -248,13 +249,10 @@ def write_export(run: Run, folder: str, public: PublicKey | None, **facts: objec
             json.dump(signatures.sign(manifest, public), file)
 
 
-def _readable(run: Run, public: PublicKey | None) -> Iterator[int]:
+def _readable(run: Run, public: PublicKey | None) -> Iterator[Seal]:
     for number in numbers(run):
-        try:
-            read_seal(run, number, public)
-        except (DamagedError, SignatureError, FileNotFoundError):
-            continue
-        yield number
+        with contextlib.suppress(DamagedError, SignatureError, FileNotFoundError):
+            yield read_seal(run, number, public)
 
 
 def _files(folder: str) -> dict[str, FileEntry]:
@@ -276,8 +274,8 @@ def require_sealed_model(storage: Storage, uri: str, folder: str, public: Public
     if public is None or match is None:
         return
     run, prefix = Run(storage, match[1]), f"runs/{match[1]}/{match[2]}"
-    readable = list(_readable(run, public))
-    entry = read_seal(run, readable[-1], public).state.get(match[2]) if readable else None
+    seals = list(_readable(run, public))
+    entry = seals[-1].state.get(match[2]) if seals else None
     manifest = read_manifest(storage, prefix)
     written = manifest.as_written().encode() if manifest else b""
     is_sealed = manifest and entry and (sha256(written), manifest.folder) == (entry.sha256, match[3])

@@ -244,6 +244,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
+        self._held: dict[str, bytes] = {}
         if self.public and self.appends:
             self._require_signer(self.public)
         self.reload()
@@ -309,6 +310,10 @@ class Ledger:
         match = _MANIFEST.fullmatch(name)
         return match[1] if match else name
 
+    def held(self, storage: Storage, path: str) -> bytes | None:
+        """Returns a document that this stage has read as sealed, or written; None for any other object."""
+        return self._held.get(self.name_of(storage, path))
+
     def read(self, storage: Storage, path: str, data: bytes | None) -> bytes | None:
         """Returns the content to use in place of an object's that was read, None for none."""
         name = self.name_of(storage, path)
@@ -321,6 +326,8 @@ class Ledger:
             if data is None:
                 return None
             self.reads[name] = sha256(data)
+            if known.mend is Mend.SEAL and not known.is_keyed and self.expected(name):
+                self._held[name] = data
             if known.mend is Mend.BUNDLE and self.kind == known.writers[0] and name not in self.writes:
                 with contextlib.suppress(BatonError):  # its stage takes it as it is
                     self.writes[name] = _entry(data, parsed(data, path))
@@ -406,6 +413,7 @@ class Ledger:
                 self.writes[name] = Entry(digest)
             if known.mend is Mend.SEAL and data is not None:
                 self.contents[name] = data.decode()
+                self._held[name] = data
             if known.is_urgent and self.appends:
                 self.append()
 

@@ -127,6 +127,9 @@ def _content(client: ObjectStore, path: str) -> bytes:
 class Watch(Protocol):
     """Sees the objects of a process; see `baton.checkpoint.seals`."""
 
+    def held(self, storage: Storage, path: str) -> bytes | None:
+        """Returns the content of an object that need not be read again, else None."""
+
     def read(self, storage: Storage, path: str, data: bytes | None) -> bytes | None:
         """Returns the content to use in place of an object's that was read; None is a missing object."""
 
@@ -164,6 +167,9 @@ class Storage:
         return below(self.root, path)
 
     def read(self, path: str) -> bytes:
+        for watch in self.watches:
+            if (held := watch.held(self, path)) is not None:
+                return held
         try:
             data: bytes | None = self._patiently(lambda: self.client.read(path))
         except FileNotFoundError:
