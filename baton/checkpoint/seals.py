@@ -344,7 +344,7 @@ class Ledger:
             if not is_last:
                 self.reload()  # another process may have sealed it since
         where = self.run.storage.uri(path)
-        if entry is None and self._is_own(known):
+        if entry is None and (self._is_own(known) or known.is_keyed):
             if known.is_bundle and data is not None:
                 manifest = parsed(data, where)
                 if known.is_shared and is_attested(path.rpartition("/")[0], manifest):

@@ -463,9 +463,7 @@ def verify(
 
 
 def verify_chain(
-    target: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER", help="Run, or folder of an export.", show_default=False)
-    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Run, or folder of an export.", show_default=False)],
     key: Annotated[str | None, typer.Option(metavar="FILE", help="Public key by which all must be signed.")] = None,
     expect_seal: Annotated[
         str | None, typer.Option(metavar="SHA256", help="Seal that the chain must have, from your own notes.")

@@ -57,7 +57,17 @@ from baton.runtime import SYSTEM
 from baton.scratch import scratch_folder
 from baton.signing import trusted_here
 from baton.store import bundle
-from baton.store.manifest import DAMAGED, REMOVED, FileEntry, Manifest, check_files, read_manifest, usable_manifest
+from baton.store.manifest import (
+    DAMAGED,
+    REMOVED,
+    FileEntry,
+    Manifest,
+    check_files,
+    manifest_name,
+    newest_usable,
+    read_manifest,
+    usable_manifest,
+)
 from baton.store.storage import Storage
 
 
@@ -542,6 +552,14 @@ class Parts:
         self.folder = f"files-{number}"
         self._writer = uuid.uuid4().hex[:8]
 
+    def is_committed(self, generation: int) -> bool:
+        """Tells whether a manifest names this folder; one that cannot be read may."""
+        path = f"{self.prefix}/{manifest_name(generation)}"
+        try:
+            return bool(json.loads(self.storage.client.read(path))["folder"] == self.folder)
+        except (ValueError, KeyError, TypeError, FileNotFoundError):
+            return True
+
     def done(self) -> dict[str, dict[str, Any]]:
         """Returns the documents of the parts that are there, by name."""
         names = self.storage.list(self._path("parts"))
@@ -682,10 +700,13 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     started = time.time()
     job = _job(run_uri)
     run, recipe, prefix, (digest, note, day) = job.run, job.recipe, job.prefix, job.address
-    manifest = usable_manifest(run.storage, prefix)
+    manifest, generation = newest_usable(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
         parts = Parts(run.storage, prefix)
+        if generation and parts.is_committed(generation):  # its files may differ, as its manifest does
+            run.storage.write(f"{prefix}/{DAMAGED}{parts.folder}", b"")
+            parts = Parts(run.storage, prefix)
         with scratch_folder("tokens") as scratch:
             manifest = _commit(parts, _make(job, parts, scratch), recipe, scratch)
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
