@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
 from baton import events
-from baton.checkpoint import retention
+from baton.checkpoint import retention, seals
 from baton.checkpoint.sharded import code_in
 from baton.checkpoint.signatures import changed_sources, manifest_digest, signature_problem, sources_of
 from baton.checkpoint.store import Checkpoint, CheckpointStore
@@ -28,6 +28,7 @@ from baton.runs.documents import (
     Promoted,
     ProofPart,
 )
+from baton.runs.objects import CHECKPOINT
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, now, state_identity
 from baton.signing import PublicKey
@@ -125,6 +126,7 @@ def read_back(run_uri: str, index: int) -> str:
         return f"# Chunk {index}: not proven\n\n{error}\n\nA later chunk makes up for it.\n"
 
 
+@seals.sealed(CHECKPOINT)
 def promote(run: Run, index: int) -> ProofPart | None:
     """Verifies a chunk's checkpoint, which is before the target after a preemption, and returns its part of the proof.
 
@@ -380,7 +382,8 @@ class Verification:
                 yield f"step {reached} was read back once, and the newest here is step {head}"
             if newest is None:
                 return
-            for name in changed_sources(self._run, newest.meta.sources):
+            # Sealed sources are compared with the seals: see `chain`.
+            for name in [] if newest.meta.seal else changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
             if self._run.raw(documents.AttachedRun.NAME):
                 identity = sources_of(self._run).recipe

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from baton.checkpoint import sharded
+from baton.checkpoint import seals, sharded
 from baton.checkpoint.signatures import SIGNATURE, Sources, require_signed, require_signer, sign, sources_of
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
@@ -77,7 +77,8 @@ class CheckpointMeta(Document):
     # Steps up to this one that were skipped, also in its parent's run; see `training.guard`.
     skips: list[int] = Field(default_factory=list)
     hooks: OwnState | None = None  # state of the user's code; None in checkpoints of a Baton that did not look for it
-    sources: Sources | None = None  # digests of its sources, if signed
+    seal: str = ""  # SHA-256 of the run's newest seal when its chunk began, if signed; see `seals`
+    sources: Sources | None = None  # digests of its sources, if signed outside of a stage, or by an older Baton
     made: FormatVersions = FormatVersions()
 
 
@@ -196,9 +197,11 @@ class CheckpointStore:
         # Run and step override those in `meta`: by them `_checked` detects a folder copied from elsewhere.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
-            # Again: a fork's first checkpoint comes with its parent's sources and signature.
-            stated = {**stated, "sources": sources_of(self.run).to_json()}
-            stated.pop(SIGNATURE, None)
+            for inherited in ("seal", "sources", SIGNATURE):  # a fork's first checkpoint comes with its parent's
+                stated.pop(inherited, None)
+            ledger = seals.ledger_of(self.run)
+            head = ledger.head if ledger else None
+            stated |= {"seal": head.digest} if head else {"sources": sources_of(self.run).to_json()}
             # Inside the manifest, the last object written: no crash can make a committed checkpoint unsigned.
             stated[SIGNATURE] = sign(writer.manifest(stated), self.signed_by)
         manifest, ours = writer.commit(stated)

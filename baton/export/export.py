@@ -14,6 +14,8 @@ import time
 from typing import Any
 
 from baton import events
+from baton.checkpoint import chain, seals
+from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
 from baton.errors import BatonError, UserError
 from baton.export import exportable, model_card
@@ -23,6 +25,7 @@ from baton.models import chat, prompts
 from baton.pages.card import Artifact, Card
 from baton.recipe.evaluation import Hub
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.documents import TokenizedRows, TrackingRun
 from baton.runs.outcomes import EvaluationResult, ExportedModel, ExportEntry, ModelMeta, Pushed, RegistryEntry
 from baton.runs.run import Run
@@ -35,6 +38,7 @@ from baton.tracking.client import connect, without_credentials
 MAIN = "export"  # folder of the main export in a run: the whole model where it is asked for, else the adapter
 
 
+@seals.sealed(objects.EXPORT)
 def export_run(run_uri: str) -> ExportedModel:
     """Exports the checkpoint of a run's result, each format once."""
     started = time.time()
@@ -117,6 +121,9 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
         if export_format in model_card.LOADING:  # the formats that people open
             about = {"export_format": export_format, "target": target, "check": finding.words}
             model_card.write(run, source.recipe, source.checkpoint, source.licence, **about)
+        if not FORMATS[export_format].made_of_main:  # the others hold the main export's
+            public = CheckpointStore(run).signed_by
+            chain.write_export(run, target, public, step=source.checkpoint.step, digest=source.digest)
         meta = ModelMeta(
             run=run.name,
             format=export_format,

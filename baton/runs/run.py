@@ -96,7 +96,13 @@ class DocumentFolder:
         # Leases may be next to them, see `create_leased`.
         names = [name for name in self.storage.list(self.path(folder)) if name.startswith(prefix)]
         paths = [self.path(f"{folder}/{name}") for name in names if name.endswith(".json")]
-        return self.storage.runtime.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)
+
+        def read(path: str) -> D | None:
+            with contextlib.suppress(FileNotFoundError):  # gone since, or no part of the run
+                return kind.read(self.storage.read(path), self.storage.uri(path))
+            return None
+
+        return [document for document in self.storage.runtime.each(read, paths) if document is not None]
 
     def raw(self, name: str) -> dict[str, Any] | None:
         """Returns a document as its Baton wrote it, to be hashed or copied; None where there is none."""
@@ -162,7 +168,10 @@ class Run(DocumentFolder):
             self.require_same(recipe)
             # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
             # it. `made` stays: all chunks of the run have the formats it was begun with.
-            before = self.need(documents.RunInfo).to_json()
+            if (info := self.read(documents.RunInfo)) is None:  # it is no part of the run
+                self.write(head)
+                return
+            before = info.to_json()
             kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made") if key in before}
             self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
@@ -209,7 +218,9 @@ class Run(DocumentFolder):
         """Writes a document; a different one under its name is an OtherRunError."""
         if self.storage.create(self.path(name), as_json(document)):
             return
-        if changed := load.changed_paths(self.require(name), document):
+        if (before := self.raw(name)) is None:  # it is no part of the run
+            self.put(name, document)
+        elif changed := load.changed_paths(before, document):
             raise OtherRunError(
                 f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
                 remedy="Choose another run name.",
