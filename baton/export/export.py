@@ -28,7 +28,7 @@ from baton.runs.outcomes import EvaluationResult, ExportedModel, ExportEntry, Mo
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import Manifest, mark_damaged, read_manifest, usable_manifest
+from baton.store.manifest import Manifest, read_manifest, usable_manifest
 from baton.tracking import servers, tracker
 from baton.tracking.client import connect, without_credentials
 
@@ -100,11 +100,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
     run = source.run
     settings = _settings(source, export_format, main)
     prefix = _prefix(run, f"exports/{export_format}" if main else MAIN, settings)
-    manifest = usable_manifest(run.storage, prefix)
-    if manifest and (problems := bundle.verify(run.storage, prefix, manifest)):
-        mark_damaged(run.storage, prefix, manifest)
-        events.emit(events.SkippedExport(uri=run.storage.uri(prefix), reason="; ".join(problems)))
-        manifest = None
+    manifest = bundle.undamaged(run.storage, prefix)
     if manifest is None:
         exportable.require_packages(export_format)
         target = f"{source.scratch}/{export_format}"
