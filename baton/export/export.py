@@ -28,7 +28,7 @@ from baton.runs.outcomes import EvaluationResult, ExportedModel, ExportEntry, Mo
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import Manifest, read_manifest, usable_manifest
+from baton.store.manifest import Manifest, read_manifest
 from baton.tracking import servers, tracker
 from baton.tracking.client import connect, without_credentials
 
@@ -138,7 +138,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
 
 def _prefix(run: Run, name: str, settings: str) -> str:
     """Returns an export's place, with its settings' digest where one with other settings has the name."""
-    committed = usable_manifest(run.storage, run.path(name))
+    committed = bundle.undamaged(run.storage, run.path(name), most_bytes=0)
     if committed is None or ModelMeta.read(committed.meta, run.uri).settings in (None, settings):
         return run.path(name)
     return run.path(f"{name}-{settings[:8]}")

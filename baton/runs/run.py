@@ -116,7 +116,7 @@ class DocumentFolder:
         return document
 
     def _parsed(self, parse: Callable[[bytes, str], T], data: bytes, path: str) -> T | None:
-        """Parses a document; a damaged one is absent where its stage writes it anew, or where nothing depends on it."""
+        """Parses a document; a damaged one is absent where its stage writes it again, or nothing depends on it."""
         try:
             return parse(data, self.storage.uri(path))
         except DamagedError as error:
