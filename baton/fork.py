@@ -27,7 +27,6 @@ from baton.runs.run import Run, check_name, identity, now, state_identity
 from baton.runs.versions import CHECKPOINT_FORMATS, DATA_FORMATS
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import usable_manifest
 
 Changes = dict[str, list[Any]]  # dotted path → value before and after
 
@@ -348,7 +347,7 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     # Named by content: the same command, given again, finds the model that it had sent.
     prefix = run.path(f"start/{digest[:16]}")
-    manifest = usable_manifest(run.storage, prefix)
+    manifest = bundle.undamaged(run.storage, prefix)
     if manifest is None:
         manifest, _ = bundle.publish(run.storage, prefix, model, kind="model", meta={"digest": digest})
     document = after.model_dump(mode="json")

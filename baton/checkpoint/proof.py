@@ -62,6 +62,16 @@ def proof_part(store: CheckpointStore, checkpoint: Checkpoint) -> ProofPart:
     )
 
 
+def differing(store: CheckpointStore, checkpoint: Checkpoint) -> list[str]:
+    """Returns what a checkpoint's manifest states otherwise than its part of the proof, if that was written."""
+    part, own = store.run.read(ProofPart, checkpoint.meta.chunk), proof_part(store, checkpoint)
+    if part is None or part.uri != own.uri:
+        return []
+    fields = ("step", "digest", "parent_step", "parent_digest", "chain")
+    names = [name for name in fields if getattr(part, name) != getattr(own, name)]
+    return [f"its {name} is not what {ProofPart.file_name(checkpoint.meta.chunk)} has" for name in names]
+
+
 def prove(
     store: CheckpointStore,
     checkpoint: Checkpoint,
@@ -101,7 +111,8 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
     """Records the newest checkpoint and the one with the lowest evaluation loss."""
     run = store.run
     before = run.read(Promoted)
-    if before and before.newest.step > checkpoint.step:
+    # A newer one that is gone, or was never there, does not count.
+    if before and any(found.step == before.newest.step for found in store.committed(after=checkpoint.step)):
         return
     losses = store.evaluation_losses(checkpoint)
     measured = (found for found in store.committed() if found.step in losses)

@@ -132,7 +132,7 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
     # Named by content: a split that is there, of whichever run, is this one, unless it has changed.
-    manifest = usable_manifest(storage, prefix)
+    manifest = bundle.undamaged(storage, prefix)
     here = {f"{side}.jsonl": bundle.file_sha256(f"{folder}/{side}.jsonl") for side in SIDES}
     if manifest and {name: entry["sha256"] for name, entry in manifest.files.items()} != here:
         mark_damaged(storage, prefix, manifest)
@@ -344,18 +344,9 @@ def _lost(run: Run) -> str | None:
         if any(record.startswith(f"{left.writers[0]}-") for record in records) and run.raw(left.pattern) is None:
             return left.pattern
     tokens = run.read(documents.TokenizedRows)
-    return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
-
-
-def _lost_bundle(run: Run, prefix: str) -> str | None:
-    """Returns the prefix of a bundle that is not whole; one without its files is marked, so that it is rebuilt."""
-    manifest = usable_manifest(run.storage, prefix)
-    if manifest is None:
-        return prefix
-    if bundle.is_whole(run.storage, prefix, manifest):
-        return None
-    mark_damaged(run.storage, prefix, manifest)
-    return prefix
+    if tokens and bundle.undamaged(run.storage, tokens.prefix, most_bytes=0) is None:
+        return tokens.prefix
+    return _lost_checkpoint(run, records)
 
 
 def _lost_checkpoint(run: Run, records: list[str]) -> str | None:

@@ -43,7 +43,7 @@ from baton.data import encoding, fitting, preview
 from baton.data.fitting import Fitting, Lengths, TemplateErrors
 from baton.data.rows import SIDES
 from baton.documents import Json, load_object
-from baton.errors import BatonError, DamagedError, FormatError, RowError, UserError
+from baton.errors import BatonError, DamagedError, FormatError, RewritableDamageError, RowError, UserError
 from baton.models import chat, loading, pinned, prompts, train_rows
 from baton.pages import quality_page
 from baton.recipe.data import Data
@@ -605,7 +605,7 @@ class Parts:
             except FileNotFoundError:
                 digest = None
             if digest != entry["sha256"]:
-                self._give_up(name)
+                self.give_up(name)
         return folder
 
     def commit(self, files: dict[str, FileEntry], meta: Json) -> Manifest:
@@ -614,7 +614,7 @@ class Parts:
         present = self.storage.find(self._path(""))
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
-                self._give_up(name)
+                self.give_up(name)
         writer = bundle.BundleWriter(self.storage, self.prefix, kind="tokens")
         # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
         # them.
@@ -648,16 +648,16 @@ class Parts:
                 TemplateErrors().merge(part.get("refused") or TemplateErrors().to_json())
                 sum(part[count] for count in ("rows", *COUNTED))
         except (DamagedError, ValueError, TypeError, KeyError, AttributeError):
-            self._give_up(name)
+            self.give_up(name)
         return part
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
 
-    def _give_up(self, name: str) -> NoReturn:
-        """Marks the folder, so that the next attempt begins another, and raises DamagedError."""
+    def give_up(self, name: str) -> NoReturn:
+        """Marks the folder, so that the next attempt begins another, and raises RewritableDamageError."""
         self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
-        raise DamagedError(
+        raise RewritableDamageError(
             f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
             remedy="Run again: the tokens will be rebuilt.",
         )
@@ -700,10 +700,11 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     started = time.time()
     job = _job(run_uri)
     run, recipe, prefix, (digest, note, day) = job.run, job.recipe, job.prefix, job.address
-    manifest, generation = newest_usable(run.storage, prefix)
+    # Chunks read slices of larger ones, and every byte of a slice is compared.
+    manifest = bundle.undamaged(run.storage, prefix, most_bytes=BLOCKS_FROM)
     reused = manifest is not None
     if manifest is None:
-        parts = Parts(run.storage, prefix)
+        parts, (_, generation) = Parts(run.storage, prefix), newest_usable(run.storage, prefix)
         if generation and parts.is_committed(generation):  # its files may differ, as its manifest does
             run.storage.write(f"{prefix}/{DAMAGED}{parts.folder}", b"")
             parts = Parts(run.storage, prefix)
@@ -789,7 +790,7 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     """
     started = time.time()
     job = _job(run_uri)
-    reused = usable_manifest(job.run.storage, job.prefix) is not None
+    reused = bundle.undamaged(job.run.storage, job.prefix, most_bytes=BLOCKS_FROM) is not None
     if not reused:
         with scratch_folder("tokens") as scratch:
             _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
@@ -920,5 +921,7 @@ def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[s
         path = os.path.join(scratch, name)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1, sort_keys=True)
-        entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
+        entry = entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
+        if entry["sha256"] != bundle.file_sha256(path):
+            parts.give_up(f"{side}/{name}")
     return entries

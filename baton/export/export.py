@@ -31,7 +31,7 @@ from baton.runs.outcomes import EvaluationResult, ExportedModel, ExportEntry, Mo
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import Manifest, mark_damaged, read_manifest, usable_manifest
+from baton.store.manifest import Manifest, read_manifest
 from baton.tracking import servers, tracker
 from baton.tracking.client import connect, without_credentials
 
@@ -104,11 +104,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
     run = source.run
     settings = _settings(source, export_format, main)
     prefix = _prefix(run, f"exports/{export_format}" if main else MAIN, settings)
-    manifest = usable_manifest(run.storage, prefix)
-    if manifest and (problems := bundle.verify(run.storage, prefix, manifest)):
-        mark_damaged(run.storage, prefix, manifest)
-        events.emit(events.SkippedExport(uri=run.storage.uri(prefix), reason="; ".join(problems)))
-        manifest = None
+    manifest = bundle.undamaged(run.storage, prefix)
     if manifest is None:
         exportable.require_packages(export_format)
         target = f"{source.scratch}/{export_format}"
@@ -149,7 +145,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
 
 def _prefix(run: Run, name: str, settings: str) -> str:
     """Returns an export's place, with its settings' digest where one with other settings has the name."""
-    committed = usable_manifest(run.storage, run.path(name))
+    committed = bundle.undamaged(run.storage, run.path(name), most_bytes=0)
     if committed is None or ModelMeta.read(committed.meta, run.uri).settings in (None, settings):
         return run.path(name)
     return run.path(f"{name}-{settings[:8]}")

@@ -70,7 +70,8 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
         events.emit(events.Stopped(chunk=context.index, step=step))
         record_attempt(context, Ending.PARTIAL, step, step)
         return Outcome.at(Ending.STOPPED, context.store, newest)
-    committed = usable_at_target(context.store, context.target)
+    is_last = context.index == len(context.plan.targets)  # once a start, and not by each spare slot
+    committed = usable_at_target(context.store, context.target, is_last=is_last)
     if committed is None or (scoring and not scoring.is_kept(committed.step)):
         return None
     events.emit(events.AlreadyDone(chunk=context.index, step=min(context.target, committed.step)))
