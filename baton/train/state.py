@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations.integration_utils import KubeflowCallback
 from transformers.trainer_callback import ExportableState
 
 from baton.checkpoint.digest import tree_digest
@@ -17,7 +18,8 @@ from baton.train.protocol import PER_RANK_PARTS, ChunkTrainer, StateDict
 # State that `Trainer` does not save: running sums of logged values, and state of callbacks and method.
 EXTRA_FILE = "baton_state.pt"
 TIMED = ("step_time",)  # logged values that depend on the clock
-STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
+# Transformers adds the last one where Kubeflow Trainer tracks progress: it remembers when it began.
+STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback, KubeflowCallback)
 
 
 def digests_of(trainer: ChunkTrainer) -> dict[str, str]:

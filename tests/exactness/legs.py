@@ -97,6 +97,12 @@ def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: st
     run_chunk(run_uri, index, leave_out)
 
 
+def reporting_chunk(run_uri: str, index: int, settings: dict[str, str]) -> None:
+    """Trains a chunk as a node of a TrainJob does whose progress Kubeflow Trainer tracks."""
+    os.environ.update(settings)
+    chunk(run_uri, index)
+
+
 def scaling_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
     """Runs a chunk in fp16 whose gradients are scaled as on a GPU: by itself Accelerate scales none on a CPU."""
     import torch

@@ -223,4 +223,9 @@ def test_the_nodes_reach_each_other_and_nobody_elses() -> None:
     selector = policy["spec"]["podSelector"]["matchLabels"]
     assert selector.items() <= pod_labels.items()
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": selector}}]}]
-    assert policy["spec"]["egress"] == [{"to": [{"podSelector": {"matchLabels": selector}}]}]
+    nodes, controller = policy["spec"]["egress"]
+    assert nodes == {"to": [{"podSelector": {"matchLabels": selector}}]}
+    (peer,) = controller["to"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "kubeflow-system"}
+    labels = {"app.kubernetes.io/name": "trainer", "app.kubernetes.io/component": "manager"}
+    assert peer["podSelector"]["matchLabels"] == labels
