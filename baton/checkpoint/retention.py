@@ -88,7 +88,7 @@ def _removals(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use
     for step in sorted(steps):
         # Not whole yet: another process may be uploading it right now.
         if step > newest:
-            continue
+            break
         if step not in staying:
             removals += _committed(step, steps[step], whole.get(step), store.prefix(step))
         removals += _strays(step, steps[step], whole.get(step), now)
@@ -155,7 +155,7 @@ def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
     if removal.newest:
         step, folder = removal.newest.step, removal.newest.manifest.folder
         fresh = _inventory(store, step)[0].get(step, StepObjects())
-        marks = {mark.rsplit("/", 1)[-1] for mark in fresh.marks}
+        marks = {mark.rpartition("/")[2] for mark in fresh.marks}
         files = fresh.attempts.get(folder, {}).items()
         if fresh.manifests != removal.listed.manifests or marks & {f"{DAMAGED}{folder}", f"{REMOVED}{folder}"}:
             return False
@@ -199,7 +199,7 @@ def _whole(store: CheckpointStore, step: int, listing: StepObjects) -> Checkpoin
     checkpoint = None
     with contextlib.suppress(DamagedError, FileNotFoundError):
         # By the listed names: a second listing could show some objects newer and others older than the first.
-        checkpoint = store.read(step, [path.rsplit("/", 1)[-1] for path in (*listing.manifests, *listing.marks)])
+        checkpoint = store.read(step, [path.rpartition("/")[2] for path in (*listing.manifests, *listing.marks)])
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
@@ -257,7 +257,7 @@ def _committed(step: int, listing: StepObjects, whole: Checkpoint | None, prefix
 
 def _strays(step: int, listing: StepObjects, whole: Checkpoint | None, now: datetime) -> list[Removal]:
     """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced."""
-    marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in listing.marks}
+    marked = {mark.rpartition("/")[2].partition("-")[2] for mark in listing.marks}
     strays = []
     for attempt, files in sorted(listing.attempts.items()):
         if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files, now)):

@@ -172,7 +172,7 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
         filename_pattern=f"{'adapter_' if is_adapter else ''}model{{suffix}}.safetensors",
         max_shard_size=sys.maxsize if is_adapter else shard_size,
     )
-    os.makedirs(target, exist_ok=True)
+    os.makedirs(target)
     for file, names in split.filename_to_tensors.items():
         loaded = {
             PREFIX + name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in names

@@ -147,7 +147,7 @@ class RestoreCheck(TrainerCallback):
 
     stateless = True
 
-    def __init__(self, trainer: ChunkTrainer, checkpointer: Checkpointer, *, replicated: bool = True) -> None:
+    def __init__(self, trainer: ChunkTrainer, checkpointer: Checkpointer, *, replicated: bool) -> None:
         self._trainer, self._checkpointer, self._replicated = trainer, checkpointer, replicated
         self._ranks = trainer.ranks
         self._is_first_step = True

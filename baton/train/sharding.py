@@ -139,17 +139,17 @@ class SavedPartitions:
             )
         self.cut = Partitioning(self.stage, groups, ranks)
         for rank, part in enumerate(self.parts):
-            for row, pieces in zip(part[MASTERS[self.stage]], self.cut.rows[rank], strict=True):
-                # Stage 2 saves its masters without the zeros at their end.
-                real = row_length(pieces) - (pieces[-1].padding if self.stage == 2 else 0)
-                if row.get_shape() != [real] or any(map(any, part.get("param_alignment_paddings", []))):
-                    name = zero_format.file_name(rank)
-                    raise DamagedError(f"{name} is not cut as by DeepSpeed {zero_format.VERSION}.")
+            # Stage 2 saves its masters without the zeros at their end.
+            shapes = [[row_length(row) - (row[-1].padding if self.stage == 2 else 0)] for row in self.cut.rows[rank]]
+            saved = [row.get_shape() for row in part[MASTERS[self.stage]]]
+            if saved != shapes or any(map(any, part.get("param_alignment_paddings", []))):
+                name = zero_format.file_name(rank)
+                raise DamagedError(f"{name} is not cut as by DeepSpeed {zero_format.VERSION}.")
 
     @property
     def settings(self) -> list[StateDict]:
-        groups = self.optimizer(0)["param_groups"]
-        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        groups: list[StateDict] = self.optimizer(0)["param_groups"]
+        return groups
 
     def optimizer(self, rank: int) -> StateDict:
         state: StateDict = self.parts[rank][OPTIMIZER_STATES[self.stage]]

@@ -60,7 +60,7 @@ class ExactResume(ChunkTrainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers 5.23 restores it before or after the first batch is fetched, and draws from it in between: the
         # only moment at which it can be compared is right after.
-        if self.resumption.is_reshaped and checkpoint:
+        if self.resumption.is_reshaped:
             # No state of this rank to restore: it draws from seed, rank and step (docs/trust/exactness.md).
             set_seed(seed_of(self.args.seed, self.ranks.rank, self.state.global_step))
             return

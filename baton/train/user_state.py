@@ -472,7 +472,7 @@ class Encoded:
             name = "torch.Generator" if kind is torch.Generator else kind.__qualname__
             return [name, self._tree(RANDOM[base][0](value), depth + 1), *device]
         if kind is itertools.count:
-            return ["count", *(self._tree(each, depth + 1) for each in value.__reduce__()[1])]
+            return ["count", *(self._tree(each, depth) for each in value.__reduce__()[1])]
         self.opaque = True
         return self._unknown(value, depth)
 

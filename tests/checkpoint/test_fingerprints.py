@@ -105,6 +105,21 @@ def test_what_was_not_written_down_at_first_is_no_difference() -> None:
     assert here.differences(Fingerprint.read({**old, "trl": "0.0.1"}, "here")) == [f"trl: 0.0.1 → {here.trl}"]
 
 
+LATER = ("datasets", "tokenizers", "safetensors", "cudnn", "triton", "bitsandbytes", "liger_kernel", "flash_attn")
+KNOWN = ("device", "cpu", "cuda", "python", "torch", "transformers", "trl", "peft", "accelerate", "numpy", "deepspeed")
+
+
+@pytest.mark.parametrize("name", [*LATER, *KNOWN])
+def test_what_an_older_one_did_not_know_is_no_difference_and_what_it_knew_is(name: str) -> None:
+    value = 92000 if name == "cudnn" else "other"
+    here = Fingerprint.here()
+    old = here.model_copy(update=dict.fromkeys(("datasets", "tokenizers", "safetensors"), ""))
+    ours = here.model_copy(update={name: value})
+    expected = [] if name in LATER else [f"{name}: {old.to_json().get(name)} → other"]
+    assert ours.differences(old) == expected
+    assert ours.differences(here) == [f"{name}: {here.to_json().get(name)} → {value}"]
+
+
 def test_every_difference_has_its_line() -> None:
     here = Fingerprint.here(2, "fsdp")
     assert here.differences(here.model_copy()) == []

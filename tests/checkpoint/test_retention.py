@@ -304,6 +304,35 @@ def test_what_is_none_of_a_checkpoint_is_left_alone(checkpoints: Any):
     assert read_manifest(checkpoints.storage, checkpoints.store.prefix(10)) is None
 
 
+def test_each_removal_has_its_reason(in_a_folder: Any):
+    """The page of a run shows it."""
+    made = in_a_folder
+    abandoned = made.send(5)
+    make_old(made.storage, abandoned, timedelta(hours=2))
+    made.commit_all(1, 2, 3)
+    made.truncate(2)
+    removals = retention.prune(made.store, ONE)
+    assert [(each.step, each.reason) for each in retention.summary(removals)] == [
+        (1, "not among those to keep"),
+        (2, "not whole"),
+    ]
+    made.commit(6)
+    removals = retention.prune(made.store, ONE)
+    assert [(each.step, each.reason) for each in retention.summary(removals)] == [
+        (3, "not among those to keep"),
+        (5, "never committed, or not whole"),
+    ]
+
+
+@pytest.mark.s3
+def test_where_nothing_goes_no_right_to_remove_is_asked_for(checkpoints_at: Any, faulty_s3: Any):
+    checkpoints = checkpoints_at(faulty_s3.store)
+    checkpoints.commit(10)
+    asked = faulty_s3.proxy.status(403, "AccessDenied", methods="DELETE")
+    assert retention.prune(checkpoints.store, ONE) == []
+    assert asked.hits == 0
+
+
 @pytest.mark.s3
 def test_where_nothing_may_be_removed_all_stays_usable(checkpoints_at: Any, faulty_s3: Any, caplog: Any):
     checkpoints = checkpoints_at(faulty_s3.store)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -16,6 +18,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import metadata as parts
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -263,3 +267,168 @@ def test_mistakes_are_one_message(run: Run, tmp_path: Path, arguments: list[str]
     said = _merge(run.uri + arguments[0], "--output", str(tmp_path / "m"), *arguments[1:])
     assert said.exit_code == 2
     assert message in said.stderr.replace("\n", "")
+
+
+DTYPES = sorted(
+    name
+    for name in {str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    if not name.startswith(("torch.q", "torch.bits"))  # quantized, and no numbers
+)
+MEMORY_FORMATS = [torch.contiguous_format, torch.channels_last, torch.preserve_format]
+
+
+def listed(folder: Path, **properties: Any) -> parts.Metadata:
+    """Writes a list of shards of one tensor and one other value, and returns it."""
+    found = parts.TensorProperties(**properties)
+    tensor = parts.TensorStorageMetadata(
+        found, torch.Size([2]), [parts.ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))]
+    )
+    (folder / "__0_0.distcp").write_bytes(b"0123456789")
+    where = {
+        parts.MetadataIndex("a", torch.Size([0])): _StorageInfo("__0_0.distcp", 0, 4),
+        parts.MetadataIndex("b"): _StorageInfo("__0_0.distcp", 4, 6),
+    }
+    made = parts.Metadata(
+        {"a": tensor, "b": parts.BytesStorageMetadata()},
+        planner_data={"a": ("a",)},
+        storage_data=where,
+        storage_meta=parts.StorageMeta(checkpoint_id=folder),
+    )
+    (folder / ".metadata").write_bytes(pickle.dumps(made))
+    return made
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_list_of_shards_may_name_every_type_of_numbers(name: str, tmp_path: Path) -> None:
+    made = listed(tmp_path, dtype=getattr(torch, name.removeprefix("torch.")))
+    assert sharded.read_metadata(str(tmp_path)) == made
+
+
+@pytest.mark.parametrize("form", MEMORY_FORMATS, ids=str)
+def test_a_list_of_shards_may_name_what_torch_writes_in_it(form: Any, tmp_path: Path) -> None:
+    made = listed(tmp_path, layout=torch.strided, requires_grad=True, memory_format=form)
+    assert sharded.read_metadata(str(tmp_path)) == made
+
+
+PLACES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "all of its file": ({"offset": 0, "length": 10}, None),
+    "the end of its file": ({"offset": 10, "length": 0}, None),
+    "one byte more": ({"offset": 1, "length": 10}, "__0_0.distcp has no byte 11"),
+    "before its file": ({"offset": -1, "length": 4}, "__0_0.distcp has no byte 3"),
+    "backwards": ({"offset": 4, "length": -1}, "__0_0.distcp has no byte 3"),
+    "no file": ({"relative_path": ""}, "'' is not a file of its folder"),
+    "its folder": ({"relative_path": "."}, "'.' is not a file of its folder"),
+    "the folder above": ({"relative_path": ".."}, "'..' is not a file of its folder"),
+    "a folder below": ({"relative_path": "a/b"}, "'a/b' is not a file of its folder"),
+    "a file that is not there": ({"relative_path": "__1_0.distcp"}, "No such file"),
+    "encoded": ({"transform_descriptors": ["zstd"]}, r"__0_0.distcp is encoded by \['zstd'\]"),
+    "encoded by nothing": ({"transform_descriptors": []}, None),
+}
+"""Where a list says that a piece of a file of ten bytes is, and why it is not read."""
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_piece_is_in_a_file_of_its_folder(case: str, tmp_path: Path) -> None:
+    changes, message = PLACES[case]
+    made = listed(tmp_path)
+    index = parts.MetadataIndex("b")
+    made.storage_data[index] = dataclasses.replace(made.storage_data[index], **changes)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(made))
+    if message is None:
+        assert sharded.read_metadata(str(tmp_path)) == made
+    else:
+        with pytest.raises(DamagedError, match=rf"/.metadata cannot be read as a list of shards: .*{message}"):
+            sharded.read_metadata(str(tmp_path))
+
+
+NUMBERS = {
+    "PUT": (b"Np2147483647\n.", "2,147,483,647"),
+    "BINPUT": (b"\x80\x02Nq\xff.", "255"),
+    "LONG_BINPUT": (b"\x80\x02Nr\xff\xff\xff\x7f.", "2,147,483,647"),
+    "as many as bytes": (b"\x80\x02Nq\x06.", None),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_a_list_that_numbers_its_values_beyond_its_bytes_is_not_read(case: str, tmp_path: Path) -> None:
+    data, number = NUMBERS[case]
+    (tmp_path / ".metadata").write_bytes(data)
+    message = f"it has a value of number {number}, and {len(data)} bytes" if number else "it is NoneType"
+    with pytest.raises(DamagedError, match=message):
+        sharded.read_metadata(str(tmp_path))
+
+
+def test_a_list_is_looked_through_for_each_of_its_values(tmp_path: Path) -> None:
+    """Also behind a tensor, and in both folders."""
+
+    class Code:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "it-ran"),)
+
+    state = {"a": torch.ones(2), "b": Code(), "c": torch.ones(2), "d": 3, "e": Code()}
+    for folder in sharded.FOLDERS:
+        dcp.save(state, checkpoint_id=tmp_path / folder, no_dist=True)
+    lines = sharded.code_in(str(tmp_path))
+    assert sorted(line.rpartition(", ")[2] for line in lines) == ["b", "b", "e", "e"]
+    assert {line.partition("/")[0] for line in lines} == set(sharded.FOLDERS)
+    assert not (tmp_path / "it-ran").exists()
+    (tmp_path / sharded.FOLDERS[0] / ".metadata").write_bytes(b"")
+    first, *rest = sharded.code_in(str(tmp_path))
+    assert first.startswith("pytorch_model_fsdp_0/.metadata cannot be read as a list of shards")
+    assert len(rest) == 2, "one that cannot be read hides no other"
+    shutil.rmtree(tmp_path / sharded.FOLDERS[0])
+    assert len(sharded.code_in(str(tmp_path))) == 2, "nor does one that is not there"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_unused"),
+    [
+        ({"optimizer": {"param_groups": {"w": {"lr": 0.1}}}}, True),
+        ({"optimizer": {"state": {"w": {"step": torch.tensor(3.0)}}, "param_groups": {}}}, False),
+    ],
+)
+def test_an_optimizer_before_its_first_step_has_no_state(
+    state: dict[str, Any], is_unused: bool, tmp_path: Path
+) -> None:
+    dcp.save(state, checkpoint_id=tmp_path / sharded.OPTIMIZER, no_dist=True)
+    assert sharded.is_unused(str(tmp_path)) is is_unused
+
+
+def test_an_index_names_the_file_of_each_weight_of_a_large_model(tmp_path: Path) -> None:
+    weights = {name: torch.ones(2000) for name in ("c", "a", "b")}
+    dcp.save({"another": 3, "model": weights}, checkpoint_id=tmp_path / sharded.WEIGHTS, no_dist=True)
+    files = sharded.merge(str(tmp_path), str(tmp_path / "m"), shard_size="16KB")
+    index = json.loads((tmp_path / "m/model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 3 * 8000
+    assert list(index["weight_map"]) == sorted(weights), "whatever their order in the checkpoint"
+    assert files == [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert set(index["weight_map"].values()) == set(files)
+    sharded.merge(str(tmp_path), str(tmp_path / "one"))
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["model.safetensors"], "no index of one file"
+
+
+def _read(rank: int, folder: Path, found: Any, is_read: Any) -> None:
+    """Has the first of two processes read alone, and tells what it found."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    if rank == 0:
+        state = {"model": {"a": torch.empty(3)}}
+        sharded.fill(str(folder / sharded.WEIGHTS), state)
+        found.put(state["model"]["a"].tolist())
+        is_read.set()
+    is_read.wait(60)
+    torch.distributed.destroy_process_group()
+
+
+def test_one_of_several_processes_may_read_alone(tmp_path: Path) -> None:
+    dcp.save({"model": {"a": torch.arange(3.0)}}, checkpoint_id=tmp_path / sharded.WEIGHTS, no_dist=True)
+    context = multiprocessing.get_context("fork")
+    found, is_read = context.Queue(), context.Event()
+    processes = [context.Process(target=_read, args=(rank, tmp_path, found, is_read)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        assert found.get(timeout=60) == [0.0, 1.0, 2.0]
+    finally:
+        for process in processes:
+            process.join(60)
+            process.kill()

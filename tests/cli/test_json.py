@@ -129,6 +129,7 @@ FAILED: dict[str, tuple[list[str], str]] = {
     "runs prune": (["store/runs/absent"], "absent/recipe.json does not exist"),
     "runs merge": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
     "kfp submit": (["recipe.yaml"], "no Kubeflow endpoint is given"),
+    "kfp heal": ([*ENDPOINT], "127.0.0.1:9"),
     "kfp schedule": (["recipe.yaml", "--cron", "never", *ENDPOINT], "never"),
     "kfp schedules": ([*ENDPOINT], "127.0.0.1:9"),
     "kfp unschedule": (["tiny", *ENDPOINT], "127.0.0.1:9"),

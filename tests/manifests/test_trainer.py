@@ -215,7 +215,7 @@ def test_rights_are_these_and_no_others() -> None:
     assert rights == jobs | {("", "pods", "list"), ("", "pods/log", "get"), ("", "events", "list")}
 
 
-def test_the_nodes_reach_each_other_and_trainers_controller_alone() -> None:
+def test_the_nodes_reach_each_other_and_nobody_elses() -> None:
     (policy,) = (document for document in _component() if document["kind"] == "NetworkPolicy")
     (labelled,) = _job("resources.nodes=2")["spec"]["runtimePatches"]
     (replicated,) = labelled["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.errors import DamagedError, FormatError
 from baton.store import bundle
 from baton.store.bundle import BundleWriter
-from baton.store.manifest import Manifest, mark_damaged, read_manifest, usable_manifest
+from baton.store.manifest import REMOVED, Manifest, mark_damaged, read_manifest, usable_manifest
 from baton.store.storage import Storage
 
 FILES = {"weights.bin": b"\x00\x01" * 500, "a/b/deep.json": b"{}", "empty": b"", "a/ünï code.txt": b"x"}
@@ -140,6 +140,56 @@ def test_a_writer_whose_answer_was_lost_still_won(store: str, folder: str):
     assert read_manifest(Storage(store), "p/q") == manifest
 
 
+class RemovedMeanwhile(Storage):
+    """A store whose answer to a put-if-absent comes late: retention has taken the bundle, or is about to."""
+
+    is_done = False
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Creates it, as another process then finds."""
+        created = super().create(path, data)
+        prefix, writer = path.rpartition("/")[0], self.writer
+        if not writer.files or self.was_taken:
+            return created
+        self.was_taken = True
+        super().write(f"{prefix}/{REMOVED}{writer.folder}", b"")
+        super().remove(path)
+        if self.is_done:
+            for name in writer.files:
+                super().remove(f"{prefix}/{writer.folder}/{name}")
+            super().remove(f"{prefix}/{REMOVED}{writer.folder}")
+        return False
+
+    was_taken = False
+    writer: bundle.BundleWriter
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["while it is removed", "once it is removed"])
+def test_a_writer_whose_answer_was_lost_does_not_commit_what_was_removed(
+    is_done: bool, tmp_path: Path, folder: str
+) -> None:
+    storage = RemovedMeanwhile(str(tmp_path / "store"))
+    storage.is_done = is_done
+    storage.writer = bundle.BundleWriter(storage, "p/q", kind="test")
+    storage.writer.send(folder)
+    manifest, ours = storage.writer.commit({})
+    assert ours
+    assert manifest.folder == storage.writer.folder
+    assert not [name for name in storage.list("p/q") if name.startswith("manifest")]
+
+
+def test_where_a_listing_has_no_manifest_none_is_asked_for(tmp_path: Path) -> None:
+    """A run of many steps asks its store for each."""
+
+    class Listed(Storage):
+        def read(self, path: str) -> bytes:
+            raise AssertionError(path)
+
+    storage = Listed(str(tmp_path / "store"))
+    storage.write("p/q/0123456789ab/weights.bin", b"1")
+    assert read_manifest(storage, "p/q") is None
+
+
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "truncated": (lambda content: content[:-1], "weights.bin: 999 bytes, committed were 1000"),
     "grown": (lambda content: content + b"\0", "weights.bin: 1001 bytes, committed were 1000"),
@@ -224,6 +274,11 @@ BAD: dict[str, bytes] = {
             "size is true": {"files": {"a": {**ENTRY, "size": True}}},
             "half a character": {"files": {"a\ud800": ENTRY}},
             "name too long": {"files": {"a" * 256: ENTRY}},
+            "folder too long": {"files": {"a" * 256 + "/b": ENTRY}},
+            "name in a folder too long": {"files": {"a/" + "b" * 256: ENTRY}},
+            "half a character in a folder": {"files": {"\ud800/a": ENTRY}},
+            "parent at the end": {"files": {"a/..": ENTRY}},
+            "a dot inside": {"files": {"a/./b": ENTRY}},
             "name with a gap": {"files": {"a//b": ENTRY}},
             "a file in a file": {"files": {"a": ENTRY, "a/b/c": ENTRY}},
             "meta is a list": {"meta": []},

@@ -1,5 +1,6 @@
 """The object store: a folder and a bucket behave alike, and what goes wrong is one message."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -280,6 +281,50 @@ def test_an_upload_ends_where_its_check_does(tmp_path: Path):
     with pytest.raises(BatonError, match="enough"):
         storage.upload(str(tmp_path / "file"), "a", check)
     assert storage.sent == 0
+
+
+class Wrapping(Folder):
+    """A client that raises an error of its own in the place of any other."""
+
+    def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
+        """Uploads."""
+        try:
+            super().upload(local_path, path, seen)
+        except BatonError:
+            raise OSError(errno.EIO, "the client's own") from None
+
+    def download(self, path: str, local_path: str, size: int) -> str:
+        """Downloads nothing."""
+        raise self.error
+
+    error = OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_the_error_of_a_check_is_raised_whatever_the_client_makes_of_it(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"1")
+    uri = str(tmp_path / "store")
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise BatonError("a newer one takes its place.")
+
+    with pytest.raises(BatonError, match="a newer one takes its place"):
+        Storage(uri, client=Wrapping(uri)).upload(str(tmp_path / "file"), "a", check)
+
+
+def test_a_download_without_room_names_place_and_size(tmp_path: Path):
+    uri = str(tmp_path / "store")
+    Storage(uri).write("a", b"12345")
+    client = Wrapping(uri)
+    storage = Storage(uri, client=client, patience=0)
+    with pytest.raises(BatonError, match=rf"{tmp_path}/back has no room for {uri}/a, 5 bytes") as caught:
+        storage.download("a", str(tmp_path / "back" / "a"))
+    assert "resources.shm" in str(caught.value)
+    client.error = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(Exception, match="Input/output error"):
+        storage.download("a", str(tmp_path / "back" / "a"))
 
 
 ADDRESSES = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from baton import events
 from baton.checkpoint.staging import Staging
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.recipe.recipe import Recipe
@@ -23,6 +24,7 @@ from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import Ranks
 from baton.train.preemption import PreemptionWatch
+from baton.train.score import Scoring
 from tests.support import tiny, without
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -32,13 +34,24 @@ ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.P
 def as_before() -> Iterator[None]:
     """Puts back what an attempt sets for the whole process."""
     deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    crc = torch.serialization.get_crc32_options()
+    crc, precision = torch.serialization.get_crc32_options(), torch.get_float32_matmul_precision()
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.set_num_threads(threads)
         torch.serialization.set_crc32_options(crc)
+        torch.set_float32_matmul_precision(precision)
+
+
+@contextmanager
+def events_in(told: list[events.Event]) -> Iterator[None]:
+    """Collects events, in place of emitting them."""
+    emit, events.emit = events.emit, told.append
+    try:
+        yield
+    finally:
+        events.emit = emit
 
 
 class Chunks:
@@ -109,10 +122,12 @@ class Chunks:
         leave_out: tuple[str, ...] = (),
         preemption: Preemption | None = None,
         callbacks: Sequence[Any] | None = None,
+        scores: bool = False,
         **values: Any,
     ) -> Any:
-        """Trains a chunk, and returns what committed its checkpoints."""
+        """Trains a chunk, `scores` it as a sweep's trial, and returns what committed its checkpoints."""
         context = self.context(index, **values)
+        scoring = Scoring.of(self.run, index, context.clock) if scores else None
         without.install()
         with (
             as_before(),
@@ -120,16 +135,19 @@ class Chunks:
             Staging() as staging,
         ):
             restorer = inputs.open_restorer(context, staging, None)
-            restored = inputs.without(restorer.require_no_code(restorer.fetch()), leave_out, staging.folder(0))
+            fetched = restorer.require_no_code(restorer.fetch(to_score=scores))
+            restored = inputs.without(fetched, leave_out, staging.folder(0))
 
             def build() -> tuple[TrainContext, Any]:
-                held_out = self.rows.select(range(5)) if context.recipe.evaluation.every else None
+                evaluates = scores or context.recipe.evaluation.in_training
+                held_out = self.rows.select(range(5)) if evaluates else None
                 self.trainer = tiny.trainer(context.recipe, self.rows, self.folder, held_out)
                 for callback in self.callbacks if callbacks is None else callbacks:
                     self.trainer.add_callback(callback())
                 return context, self.trainer
 
-            return attempt.train_chunk(context, restored, restorer.skipped, staging, watch, build).committer
+            skipped = restorer.skipped
+            return attempt.train_chunk(context, restored, skipped, staging, watch, build, scoring=scoring).committer
 
     def train_all(self, **options: Any) -> None:
         """Trains all chunks."""

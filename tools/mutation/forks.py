@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -194,6 +195,8 @@ def _fork_in_place_of_a_server() -> None:
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context("fork" if method == "forkserver" else method)  # type: ignore[assignment,misc]
     forkserver.ensure_running = lambda: None  # type: ignore[assignment]
+    # pytest's handlers keep a fork from logging to the output that a test reads.
+    os.register_at_fork(after_in_child=logging.getLogger().handlers.clear)
 
 
 def _set_apart(scratch: Path) -> None:

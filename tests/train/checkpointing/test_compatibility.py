@@ -62,6 +62,19 @@ def test_the_first_chunks_threads_hold() -> None:
     assert torch.get_num_threads() == 3
 
 
+@pytest.mark.parametrize(("tf32", "precision"), [("true", "high"), ("false", "highest")])
+def test_products_are_rounded_where_the_recipe_says_so(tf32: str, precision: str) -> None:
+    torch.set_float32_matmul_precision("highest")
+    adapt_machine(None, Ranks(), recipe(f"training.tf32={tf32}", "resources.gpus=1"))
+    assert torch.get_float32_matmul_precision() == precision
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_recipe_may_do_without_determinism(deterministic: bool) -> None:
+    adapt_machine(None, Ranks(), recipe(f"training.deterministic={str(deterministic).lower()}"))
+    assert torch.are_deterministic_algorithms_enabled() is deterministic
+
+
 def test_virtual_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     adapt_machine(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))

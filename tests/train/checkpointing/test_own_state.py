@@ -194,6 +194,10 @@ LOST = {
         "def a():\n    return 1\ndef b():\n    return 2\nnow = a\ndef touch():\n    global now\n    now = b if now is a else a\n"
         "    return now()\n",
     ),
+    "list that is twice in another": (
+        "own.py:seen",
+        "inner = [0]\nseen = [inner, inner]\ndel inner\ndef touch():\n    seen[0].append(1)\n    return len(seen[1])\n",
+    ),
     "list that two get later": (
         "own.py:a",
         "a = b = None\ndef touch():\n    global a, b\n    a = b = [1]\n    return len(a)\n",
@@ -802,12 +806,6 @@ def _nested(levels: int) -> list[Any]:
     return [_nested(levels - 1)] if levels else [0]
 
 
-def _deepest(value: list[Any]) -> list[Any]:
-    while isinstance(value[0], list):
-        value = value[0]
-    return value
-
-
 def _chain(number: int) -> Kept:
     """Returns an object that has another, and so on."""
     made = Kept()
@@ -852,6 +850,9 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], bool]] = {
     "function": (lambda: _nested, lambda it: None, False),
     "class": (lambda: Kept, lambda it: None, False),
     "module": (lambda: os, lambda it: None, False),
+    "another function": (lambda: [_nested], lambda it: it.__setitem__(0, _chain), True),
+    "another class": (lambda: [Kept], lambda it: it.__setitem__(0, Rows), True),
+    "another module": (lambda: [os], lambda it: it.__setitem__(0, sys), True),
     "list in itself": (_holds_itself, lambda it: it.insert(0, 1), True),
     "nested too deep to carry": (lambda: _nested(31), lambda it: None, False),
     "tensor without values": (lambda: torch.empty(2, device="meta"), lambda it: None, False),
@@ -893,12 +894,30 @@ def test_an_iterator_without_a_position_counts_as_changed_each_time() -> None:
     assert _encoded(value).digest != _encoded(value).digest
 
 
-def test_values_are_carried_as_deep_as_thirty_levels() -> None:
-    value = _nested(30)
-    encoded = _encoded(value)
+def _within(levels: int, wrap: Callable[[Any], Any], value: Any = 0) -> Any:
+    """Returns a value in so many containers."""
+    for _ in range(levels):
+        value = wrap(value)
+    return value
+
+
+DEEP: dict[str, Callable[[int], Any]] = {
+    "lists": lambda levels: _within(levels, lambda it: [it]),
+    "tuples": lambda levels: _within(levels, lambda it: (it,)),
+    "values": lambda levels: _within(levels, lambda it: {"a": it}),
+    "keys": lambda levels: {_within(levels - 1, lambda it: (it,)): 0},
+    "deques": lambda levels: _within(levels, lambda it: collections.deque([it])),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_values_are_carried_as_deep_as_thirty_levels(kind: str) -> None:
+    """Containers in the outermost one."""
+    encoded = _encoded(DEEP[kind](31))
     assert not encoded.opaque
-    _deepest(value)[0] = 1
-    assert _encoded(value).digest != encoded.digest
+    assert user_state._decoded(json.loads(json.dumps(encoded.tree)), {}) == DEEP[kind](31)
+    assert _encoded(DEEP[kind](32)).opaque
+    assert _encoded(DEEP[kind](30)).digest != encoded.digest
 
 
 def test_each_process_has_a_file_of_its_own(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from baton.train.attempt import COST, STALL, Pace
@@ -92,3 +94,98 @@ def test_one_odd_time_in_a_life_says_nothing(odd: tuple[float, float, float, flo
             training.train(0.1)
     training.train(60)
     assert max(training.intervals) <= 0.0625 / STALL + 4, "and not the time that the odd one would ask for"
+
+
+Event = tuple[str, float]
+"""A step of so many seconds that ends `free`, or `beside` an upload; a `save` that holds training; or a `pause`."""
+
+
+def paced(events: Sequence[Event]) -> tuple[Pace, list[bool]]:
+    """Returns a pace after some events, and after each step whether a checkpoint was due."""
+    now = 100.0
+    pace, due = Pace(lambda: now), []
+    for kind, seconds in events:
+        if kind == "save":
+            pace.saving()
+        now += seconds
+        if kind == "save":
+            pace.saved()
+        elif kind != "pause":
+            due.append(pace.is_due())
+            pace.step(is_free=kind == "free")
+    return pace, due
+
+
+IDLE: list[Event] = [("free", 1.0)] * 3  # the first one warms up
+SAVE: list[Event] = [("save", 0.0)]
+
+
+def upload(*seconds: float) -> list[Event]:
+    """Returns steps beside an upload, the last of which sees it arrive."""
+    return [*(("beside", each) for each in seconds[:-1]), ("free", seconds[-1])]
+
+
+INTERVALS: dict[str, tuple[list[Event], float]] = {
+    "nothing is known": ([], 0.0),
+    "a stall is at most 2%": ([("save", 0.1)], 5.0),
+    "the shorter of two stalls": ([("save", 0.3), ("save", 0.1)], 5.0),
+    "the middle of three": ([("save", 0.3), ("save", 0.1), ("save", 0.2)], 10.0),
+    "stalls of long ago": ([("save", 0.3)] * 20 + [("save", 0.1)] * 16, 5.0),
+    "half of the stalls of long ago": ([("save", 0.3)] * 20 + [("save", 0.1)] * 8, 5.0),
+    "most stalls of long ago": ([("save", 0.3)] * 20 + [("save", 0.1)] * 7, 15.0),
+    "slower steps and stalls are at most 5%": ([*IDLE, *SAVE, *upload(2, 2)], 0.5 * 4 / 0.05),
+    "one step beside an upload tells nothing": ([*IDLE, *SAVE, *upload(2)], 0.0),
+    "one step without tells nothing": ([*IDLE[:2], *SAVE, *upload(2, 2)], 0.0),
+    "two steps without": ([*IDLE[:2], *SAVE, *upload(2, 2), ("free", 1.0)], 0.5 * 4 / 0.05),
+    "the first step warms up": ([("free", 9.0), *IDLE[1:], *SAVE, *upload(2, 2)], 0.5 * 4 / 0.05),
+    "the shorter of two steps beside": ([*IDLE, *SAVE, *upload(2, 4)], 0.5 * 6 / 0.05),
+    "the middle of steps without": (
+        [("free", 9.0), ("free", 1.0), ("free", 3.0), ("free", 1.0), *SAVE, *upload(2, 2)],
+        0.5 * 4 / 0.05,
+    ),
+    "uploads that make steps quicker": ([*IDLE, *SAVE, *upload(0.5, 0.5)], 0.0),
+    "both": ([*IDLE, ("save", 0.1), *upload(2, 2)], (0.1 + 0.5 * 4) / 0.05),
+    "an earlier upload is no part": ([*IDLE, *SAVE, *upload(2, 2), *SAVE, *upload(2, 2, 2)], 0.5 * 6 / 0.05),
+    "steps after an upload are no part": ([*IDLE, *SAVE, *upload(2, 2), ("free", 1.0)], 0.5 * 4 / 0.05),
+    "nor is the stall": ([*IDLE, ("save", 0.1), *upload(2, 2), ("save", 0.1), *upload(2)], (0.1 + 0.5 * 2) / 0.05),
+    "steps that grow longer cost an upload nothing": (
+        [*IDLE * 10, *SAVE, *upload(1, 1), *[("free", 2.0)] * 16, *SAVE, *upload(*[2] * 16)],
+        0.0,
+    ),
+    "steps beside an upload that grow longer": (
+        [*IDLE, *SAVE, *upload(*[1] * 20), *SAVE, *upload(*[2] * 16)],
+        0.5 * 32 / 0.05,
+    ),
+}  # fmt: skip
+"""What has happened → the least seconds between two checkpoints."""
+
+
+@pytest.mark.parametrize("name", INTERVALS)
+def test_the_least_time_between_two_is_what_they_cost(name: str) -> None:
+    events, seconds = INTERVALS[name]
+    assert paced(events)[0].interval == pytest.approx(seconds)
+
+
+DUE: dict[str, tuple[list[Event], list[bool]]] = {
+    "not before two steps are known": ([("free", 1.0)] * 5, [False, False, False, True, True]),
+    "not before the interval has passed": (
+        [*IDLE, ("save", 0.1), *[("free", 1.0)] * 6],
+        [*[False] * 7, True, True],
+    ),
+    "its own stall is a part of it": (
+        [*IDLE, ("save", 0.1), ("free", 4.875), ("free", 0.05)],
+        [False, False, False, False, True],
+    ),
+    "the first interval is from the start": ([*IDLE, ("free", 1.0)], [False, False, False, True]),
+    "after sixteen, once there was a step without an upload": (
+        [*IDLE, *([*SAVE, ("beside", 1.0)] * 15), ("beside", 1.0), ("free", 1.0), ("free", 1.0), ("free", 1.0)],
+        [*[False] * 3, *[True] * 14, False, False, False, False, True],
+    ),
+}  # fmt: skip
+"""What happens → whether a checkpoint is due at the end of each step."""
+
+
+@pytest.mark.parametrize("name", DUE)
+def test_one_is_due_once_it_costs_no_more_than_it_may(name: str) -> None:
+    events, due = DUE[name]
+    assert paced(events)[1] == due

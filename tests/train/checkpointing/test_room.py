@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import StackSummary
 from types import SimpleNamespace
@@ -202,6 +202,53 @@ def test_a_failure_that_is_no_exception_of_pythons_counts(tiny_base: str, tmp_pa
     assert written == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert not (tmp_path / "a" / "checkpoint-0").exists()
     assert (tmp_path / "b" / "checkpoint-0").exists()
+
+
+def _fails(error: BaseException, *, made: bool) -> Callable[[Any], Callable[..., None]]:
+    def of(trainer: Any) -> Callable[..., None]:
+        def write(*_: Any) -> None:
+            if made:
+                os.makedirs(trainer.checkpoint_folder())
+            raise error
+
+        return write
+
+    return of
+
+
+def _in_parts(text: str) -> CheckpointException:
+    return CheckpointException("", {0: (RuntimeError(text), StackSummary())})
+
+
+FAILURES: dict[str, tuple[BaseException, int, type[BaseException], str]] = {
+    "full": (FULL, 3, OSError, "No space left on device"),
+    "full, in parts": (_in_parts("PytorchStreamWriter failed writing"), 3, OSError, "PytorchStreamWriter failed"),
+    "broken, in parts": (_in_parts("Input/output error"), 1, OSError, "Input/output error"),
+    "told to end": (KeyboardInterrupt("told"), 1, KeyboardInterrupt, "told"),
+}
+"""What a writer raises in each of three places, the last of them file by file → places tried, and how it ends."""
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["half-written", "not begun"])
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_writer_that_fails_ends_in_an_error_of_pythons(case: str, made: bool, tiny_base: str, tmp_path: Path) -> None:
+    error, places, kind, message = FAILURES[case]
+    given = tiny.recipe(tiny_base, training={**SETTINGS, "method": "dpo"})
+    trainer = tiny.trainer(given, tiny.tokens(given, tiny.PAIRS), tmp_path)
+    tried: list[str] = []
+
+    def offered() -> Iterator[PendingCheckpoint]:
+        for name in ("a", "b", "c"):
+            tried.append(name)
+            yield PendingCheckpoint(1, str(tmp_path / name / "checkpoint-0"), writer=object() if name == "c" else None)
+
+    trainer.places = offered
+    trainer.write_checkpoint = _fails(error, made=made)(trainer)
+    with pytest.raises(kind, match=message):
+        trainer._save_checkpoint(None, None)
+    assert len(tried) == places
+    if kind is OSError:
+        assert not list(tmp_path.rglob("checkpoint-0"))
 
 
 def test_seeds_of_ranks_differ_and_stay_what_they_are() -> None:

@@ -194,6 +194,14 @@ def test_a_recipe_that_somebody_changed_in_the_store_changes_nothing(
         CheckpointStore.of(signed.run, other)
 
 
+def test_who_has_not_the_key_is_told_before_it_trains(signed: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed.store.require_signer()
+    monkeypatch.delenv(signing.KEY_FILE)
+    with pytest.raises(UserError, match=f"{signing.KEY_FILE} is not set"):
+        signed.store.require_signer()
+    CheckpointStore(Run(signed.run.storage, "unsigned")).require_signer()
+
+
 def test_who_has_not_the_key_cannot_commit(signed: Signed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(signing.KEY_FILE)
     with pytest.raises(UserError, match=f"{signing.KEY_FILE} is not set"):
@@ -411,6 +419,13 @@ VERDICTS: dict[str, tuple[Callable[[Chain], object], list[str]]] = {
             chain.run.storage.write(chain.run.path(f"checkpoints/{name}"), b"") for name in ("notes", "step-6/x")
         ],
         [],
+    ),
+    "unrelated objects, and a file changed": (
+        _several(
+            lambda chain: chain.run.storage.write(chain.run.path("checkpoints/a-note"), b""),
+            lambda chain: chain.add(6, "weights", b"weighTs"),
+        ),
+        ["step 6: weights: SHA-256 is SHA, committed was SHA"],
     ),
     "plan": (_document("plan.json", rows=9), ["run: plan: not what step 6 was signed with", *OTHERS]),
     "data": (_document("data.json", digest="of others"), ["run: data: not what step 6 was signed with", *OTHERS]),

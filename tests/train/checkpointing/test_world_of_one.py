@@ -69,7 +69,9 @@ def _state(finished: bool = False) -> CheckpointMeta:
 
 def test_a_manifest_has_the_keys_of_old_and_what_it_was_written_with(context: TrainContext) -> None:
     committer = Committer(context, None, level="bitwise", skipped=[])
+    context.run.storage.sent, context.run.storage.received = 3, 5
     meta = committer.meta(_state(), trained_for=2.0).to_json()
+    assert meta["moved"] == {"sent": 3, "received": 5}
     assert set(meta) == {
         *("digest", "state", "parent", "chain", "restored", "identity", "finished", "fingerprint"),
         *("trainable_parameters", "chunk", "created", "seconds", "moved", "work", "made", "hooks"),

@@ -101,6 +101,12 @@ def test_the_order_is_the_samplers_own() -> None:
     assert list(dealt) == [[3], [2], [1], [0]]
 
 
+def test_an_order_without_epochs_stays() -> None:
+    dealt = DistributedBatches(range(4), batch_size=4, micro=1, world_size=2)
+    dealt.set_epoch(1)
+    assert list(dealt) == [[0], [1], [2], [3]]
+
+
 @pytest.mark.parametrize("dealt", [False, True])
 def test_the_epoch_reaches_the_sampler_where_batches_are_skipped(dealt: bool) -> None:
     from accelerate import skip_first_batches

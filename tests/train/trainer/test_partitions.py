@@ -151,7 +151,7 @@ def test_one_process_reads_whole_weights(stage: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_parts_of_another_model_are_refused(stage: int, tmp_path: Path) -> None:
     saved(stage, 2, tmp_path)
-    for groups in ([[7, 1, 40], [5, 3]], [[7, 1], [5, 3]]):
+    for groups in ([[7, 1, 40], [5, 3]], [[7, 1], [5, 3]], [[7, 1, 12], [5, 3, 4]], [*GROUPS, [4]], GROUPS[:1]):
         with pytest.raises(DamagedError):
             SavedPartitions(str(tmp_path), 2, groups)
 
