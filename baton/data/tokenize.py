@@ -575,10 +575,13 @@ class Parts:
             folder = side if kind == "arrow" else kind
             beginning = "" if kind == "arrow" else f"{side}-"
             name = f"{folder}/{beginning}{number}-{self._writer}.{local.rpartition('.')[2]}"
-            files[name] = {"size": os.path.getsize(local), "sha256": self.storage.upload(local, self._path(name))}
+            files[name] = self.send(name, local)
             # The disk needs room for the segments under way alone.
             os.unlink(local)
         return self._claim(made.name, {"files": files, **made.figures})
+
+    def send(self, name: str, local_path: str) -> FileEntry:
+        return {"size": os.path.getsize(local_path), "sha256": self.storage.upload(local_path, self._path(name))}
 
     def put_tokenizer(self, folder: str) -> dict[str, Any]:
         """Uploads a tokenizer's files, at any depth; where another writer's are there, those count."""
@@ -605,7 +608,7 @@ class Parts:
             except FileNotFoundError:
                 digest = None
             if digest != entry["sha256"]:
-                self.give_up(name)
+                self._give_up(name)
         return folder
 
     def commit(self, files: dict[str, FileEntry], meta: Json) -> Manifest:
@@ -614,7 +617,7 @@ class Parts:
         present = self.storage.find(self._path(""))
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
-                self.give_up(name)
+                self._give_up(name)
         writer = bundle.BundleWriter(self.storage, self.prefix, kind="tokens")
         # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
         # them.
@@ -648,13 +651,13 @@ class Parts:
                 TemplateErrors().merge(part.get("refused") or TemplateErrors().to_json())
                 sum(part[count] for count in ("rows", *COUNTED))
         except (DamagedError, ValueError, TypeError, KeyError, AttributeError):
-            self.give_up(name)
+            self._give_up(name)
         return part
 
     def _path(self, name: str) -> str:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
 
-    def give_up(self, name: str) -> NoReturn:
+    def _give_up(self, name: str) -> NoReturn:
         """Marks the folder, so that the next attempt begins another, and raises RewritableDamageError."""
         self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
         raise RewritableDamageError(
@@ -921,7 +924,6 @@ def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[s
         path = os.path.join(scratch, name)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1, sort_keys=True)
-        entry = entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
-        if entry["sha256"] != bundle.file_sha256(path):
-            parts.give_up(f"{side}/{name}")
+        # Over one of an attempt whose commit was lost, which may be damaged: all writers of these parts send the same.
+        entries[f"{side}/{name}"] = parts.send(f"{side}/{name}", path)
     return entries
