@@ -53,7 +53,7 @@ ACTS = {
     "compile", "drill", "generate", "import axolotl", "import llamafactory", "init", "keys new", "prove",
     "retrain", "retry", "run", "runs fork", "schedule", "schedules delete", "submit", "sweep fork", "sweep resume",
     "sweep run", "sweep stop", "demo", "diff",
-    "kfp compile", "kfp schedule", "kfp submit", "kfp unschedule", "logs", "open",
+    "kfp compile", "kfp heal", "kfp schedule", "kfp submit", "kfp unschedule", "logs", "open",
     "runs merge", "runs prune", "runs remove", "stop", "verify chunks", "verify exports", "verify keys new",
     "verify kills", "verify replay", "verify signature",
 }  # fmt: skip

@@ -141,11 +141,7 @@ def test_a_pod_that_waits_for_kueue_tells_the_queue_and_the_reason(
     pod["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}], "priorityClassName": "baton-spot"}
     workload = {
         "metadata": {"ownerReferences": [{"uid": "u-1"}]},
-        "status": {
-            "conditions": [
-                {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for nvidia.com/gpu"}
-            ]
-        },
+        "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": NO_ROOM}]},
     }
     if reads_workloads:
         kube.others["/apis/kueue.x-k8s.io/v1beta1/namespaces/kubeflow/workloads"] = {"items": [workload]}
