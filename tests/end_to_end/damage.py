@@ -48,7 +48,7 @@ def _recipe(**sections: Any) -> dict[str, Any]:
         "tracking": {"mlflow": None},
     }
     for name, section in sections.items():
-        document[name] = {**document.get(name, {}), **section}
+        document[name] = {**document.get(name, {}), **section} if isinstance(section, dict) else section
     return document
 
 
@@ -65,6 +65,16 @@ RUNS: dict[str, dict[str, Any]] = {
         model={"base": "base", "from_scratch": None, "tokenizer": None},
         data={"source": "rows.jsonl", "columns": PROMPTS, "max_samples": 16},
         training={"method": "grpo", "grpo": WRITES},
+    ),
+    "phases": _recipe(
+        phases=[
+            {
+                "name": "pretrain",
+                "training": {"method": "pretrain"},
+                "data": {"source": "plays.txt", "packing": True},
+            },
+            {"name": "sft", "adapter": LORA},
+        ],
     ),
 }
 
@@ -218,6 +228,8 @@ class Subject:
         tiny.make_base(folder / "base")
         rows = [{"question": row["prompt"], "good": row["chosen"]} for row in tiny.PAIRS]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        lines = [f"the {n} quick foxes jump over {n * n} lazy dogs" for n in range(300)]
+        (folder / "plays.txt").write_text("\n".join(lines), encoding="utf-8")
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.end_to_end.damage", name, str(folder)],
             stdin=subprocess.PIPE,

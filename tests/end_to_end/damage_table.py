@@ -111,7 +111,7 @@ def markdown() -> str:
         rows = table["objects"]
         total = sum((Counter(row) for row in rows.values()), Counter[str]())
         cells = ", ".join(f"{total[word]} {word}" for word in WORDS)
-        parts.append(f"## {name}\n\n{table['started']} of {table['cases']} cases: {cells}.\n\n")
+        parts.append(f"## {name}\n\n{table['started']} of {table['cases']} cases were started: {cells}.\n\n")
         parts.append(f"| object | {' | '.join(WORDS.values())} |\n")
         parts.append(f"|---|{'--:|' * len(WORDS)}\n")
         for pattern, row in sorted(rows.items()):
