@@ -210,6 +210,14 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
             does not continue the parent's formats.
         DamagedError: the checkpoint differs from its commit.
     """
+    key = CheckpointStore.of(parent, parent.recipe()).signed_by
+    with seals.stage(parent, objects.FORK, appends=False, public=key) as ledger:
+        return _fork(parent, ledger, step, name, overrides, warm=warm)
+
+
+def _fork(
+    parent: Run, sealed: seals.Ledger, step: int | None, name: str, overrides: Sequence[str], *, warm: bool
+) -> Fork:
     before = parent.recipe()
     run = Run(parent.storage, check_name(name))
     # The note is written before the recipe: a run with a note and no recipe is a fork that broke off.
@@ -235,12 +243,13 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
             remedy="Fork an earlier step, or train longer.",
         )
     key = CheckpointStore.of(run, after).signed_by
-    with seals.stage(run, objects.FORK, public=key), scratch_folder("fork") as scratch:
+    with seals.stage(run, objects.FORK, public=key) as ledger, scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
         # First of all that is written: a crash after it is completed by the same command, and until then no chunk of a
         # warm fork begins with weights of its own (`require_start`).
         run.write_once(documents.ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
+            ledger.writes |= sealed.shared()
             _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
         else:
             after = _begin_cold(run, before, after, folder, scratch)

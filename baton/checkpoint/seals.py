@@ -26,6 +26,7 @@ from baton.checkpoint.signatures import SIGNATURE, STATEMENT_TYPE, manifest_dige
 from baton.documents import load_object
 from baton.errors import BatonError, DamagedError, UserError
 from baton.runs import objects
+from baton.runs.documents import OwnCode, SplitData, TokenizedRows
 from baton.runs.objects import Mend, RunObject
 from baton.runs.run import Run
 from baton.runs.versions import release
@@ -423,6 +424,16 @@ class Ledger:
             known = objects.find(name)
             if known and known.mend is Mend.NOTE and name not in self.reads:
                 self.reads[name] = self.run.storage.sha256(self.run.path(name))[1]
+
+    def shared(self) -> dict[str, Entry]:
+        """Returns the bundles that the run shares, for a run with the same data: as sealed, else as they are."""
+        if self.head:
+            known = ((name, entry, objects.find(name)) for name, entry in self.head.state.items())
+            return {name: entry for name, entry, kind in known if kind and kind.is_shared}
+        split, tokens, code = (self.run.read(SplitData), self.run.read(TokenizedRows), self.run.read(OwnCode))
+        prefixes = [document.prefix for document in (split, tokens, code) if document]
+        manifests = ((prefix, read_manifest(self.run.storage, prefix)) for prefix in prefixes)
+        return {prefix: _entry(each.as_written().encode(), each) for prefix, each in manifests if each}
 
     def note(self, name: str, manifest: Manifest) -> None:
         """Notes a bundle as the stage's output, whichever process has committed it."""

@@ -173,13 +173,15 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     names, prepared = _preparation_names(sweep, trials), {}
     for name in set(names):
         data = Run(sweep.storage, name)
-        with seals.stage(data, objects.ENTER, appends=False):
-            prepared[name] = data.need(RunInfo).made, data.plan().rows, {kind: data.raw(kind) for kind in CARRIED}
+        with seals.stage(data, objects.ENTER, appends=False) as sealed:
+            carried = {kind: data.raw(kind) for kind in CARRIED}
+            prepared[name] = data.need(RunInfo).made, data.plan().rows, carried, sealed.shared()
 
     def enter_one(named: tuple[str, tuple[TrialEntry, Recipe]]) -> Run:
         name, (trial, own) = named
-        run, (made, rows, documents) = sweep.run(trial), prepared[name]
-        with seals.stage(run, objects.ENTER):
+        run, (made, rows, documents, shared) = sweep.run(trial), prepared[name]
+        with seals.stage(run, objects.ENTER) as ledger:
+            ledger.writes |= shared
             run.create(own, made)
             for kind, document in documents.items():
                 if document is not None:

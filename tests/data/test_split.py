@@ -281,7 +281,7 @@ def test_a_run_of_before_keeps_its_rows(store: str, tmp_path: Path):
     write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(OtherRunError):  # a run of now is held to its rows
         split(store, source)
-    with seals.stage(run, objects.ADOPT):
+    with seals.stage(run, objects.ADOPT):  # else the next stage writes it again from its seal
         run.put("recipe.json", {**began, "made": {"baton": "0.1.0", "formats": {"tokens": 1}}})
     kept = split(store, source)
     assert kept.keys() == made.keys()

@@ -43,7 +43,7 @@ def begun(folder: Path, base: str, name: str, day: str, **data: Any) -> Run:
     given = tiny.recipe(base, data=source, store={"uri": str(folder / "store")})
     split_data(given, name)
     run = Run(Storage(given.store.uri), name)
-    with seals.stage(run, objects.ADOPT):
+    with seals.stage(run, objects.ADOPT):  # else the next stage writes it again from its seal
         run.put("recipe.json", run.require("recipe.json") | {"created": f"{day}T23:59:59+00:00"})
     return run
 
