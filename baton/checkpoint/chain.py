@@ -76,14 +76,8 @@ class ChainCheck:
         seals = list(self._seals())
         if seals:
             self._compare(seals)
-        elif self._problems:
-            pass
-        elif any(each.meta.seal for each in CheckpointStore(self._run, self._public).committed(lambda *_: None)):
-            self._problems.append("the run's checkpoints name seals, and all seals are gone")
-        else:
-            self._notes.append(
-                "the run has no seals: a Baton without them began it, and changes to it are not found here"
-            )
+        elif not self._problems:
+            self._without_seals()
         if expected is not None and expected not in (seal.digest for seal in seals):
             self._problems.append(f"the chain has no seal {expected}: the run was rolled back, or its seals are gone")
         return {
@@ -97,6 +91,19 @@ class ChainCheck:
             "problems": self._problems,
             "notes": self._notes,
         }
+
+    def _without_seals(self) -> None:
+        try:
+            checkpoints = list(CheckpointStore(self._run, self._public).committed(lambda *_: None))
+        except BatonError as error:
+            self._problems.append(error.message)
+            return
+        if any(each.meta.seal for each in checkpoints):
+            self._problems.append("the run's checkpoints name seals, and all seals are gone")
+        elif self._public and not checkpoints:
+            self._problems.append(f"nothing of the run is signed by the key {self._public.name}")
+        else:
+            self._notes.append("the run has no seals: an older Baton began it, and changes are not found here")
 
     def _seals(self) -> Iterator[Seal]:
         there = numbers(self._run)
@@ -129,8 +136,10 @@ class ChainCheck:
                 continue
             known = objects.find(name)
             digest = notes.get(name, "") if known and known.mend is Mend.NOTE else state.get(name, Entry("")).sha256
-            if known is None:
+            if known is None and not _is_in_bundle(name):  # else of a killed upload
                 self._problems.append(f"{name}: no stage writes it")
+            elif known is None:
+                unsealed.append(name)
             elif not digest and (known.readers or known.mend is not Mend.NOTE) and objects.REPORT in seals[-1].stages:
                 self._problems.append(f"{name}: no seal has it")
             elif not digest:
@@ -216,6 +225,12 @@ class ChainCheck:
         newest = max((name for name in names if len(name) == len(newest)), default=newest)
         if self._storage.read(f"{prefix}/{newest}") != manifest.as_written().encode():
             yield "its manifest is not in the form in which it was written"
+
+
+def _is_in_bundle(name: str) -> bool:
+    parts = name.split("/")
+    kinds = (objects.find("/".join(parts[:size])) for size in range(1, len(parts)))
+    return any(kind is not None and kind.is_bundle for kind in kinds)
 
 
 def follows(seal: Seal, before: Seal | None) -> Iterator[str]:

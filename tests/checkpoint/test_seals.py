@@ -311,6 +311,23 @@ def test_an_older_unsigned_run_goes_on_and_says_so(tmp_path: Path) -> None:
     assert seals.numbers(run) == [1]
 
 
+def test_a_run_of_which_nothing_is_signed_does_not_pass(signed: Run) -> None:
+    for number in seals.numbers(signed):
+        path(signed, f"seals/{number:06d}.json").unlink()
+    assert ChainCheck(signed, SIGNER.public).verdict()["problems"] == [
+        f"nothing of the run is signed by the key {SIGNER.public.name}"
+    ]
+    assert ChainCheck(signed, None).verdict()["ok"]
+
+
+def test_files_of_a_killed_upload_are_told_and_no_problem(run: Run) -> None:
+    for name in ("export/0123456789ab/model.safetensors", "strange/file"):
+        run.storage.write(run.path(name), b"x")
+    told = ChainCheck(run, SIGNER.public if signing.trusted_here() else None).verdict()
+    assert told["problems"] == ["strange/file: no stage writes it"]
+    assert "export/0123456789ab/model.safetensors" in told["notes"][0]
+
+
 def test_unsigned_seals_that_disagree_are_found(tmp_path: Path) -> None:
     """Each seal alone is consistent: the next one names another."""
     run = begun(tmp_path)
