@@ -11,7 +11,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
-from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, UserError
 from baton.events import Event
@@ -22,7 +21,6 @@ from baton.pages import html, plots
 from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs import objects
 from baton.runs.documents import OwnState
 from baton.runs.run import Run, now
 
@@ -48,8 +46,7 @@ def parse_processes(text: str | None, recipe: Recipe) -> list[int]:
 
 def set_num_processes(run: Run, recipe: Recipe, processes: int) -> None:
     """Has so many processes train a run's next chunk."""
-    with seals.stage(run, objects.ADOPT):
-        run.create(load.with_values(recipe, {"training.parallel.processes": processes}))
+    run.create(load.with_values(recipe, {"training.parallel.processes": processes}))
 
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
