@@ -139,6 +139,7 @@ def test_whatever_ends_the_watching_keeps_the_run(end: str, kfp_api: Any, kfp_ap
         return None
 
     kfp_api.interfere = interfere
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
     patience = "1" if "interrupt" in end else "0.00003"
     done = CliRunner().invoke(app, [*SUBMIT, "--retries", "1", "--timeout", patience])
     told, (run_id,) = json.loads(done.stdout), kfp_api.runs
