@@ -1,8 +1,8 @@
 """Containers for `baton run --runner docker`: their folders, environment, network and user, run to the end.
 
-`kfp.local` calls `Containers.run` instead of kfp's runner, which (2.17.0) runs a container with `auto_remove` and takes
-one that is gone before its exit code was read for a success: of short failures one in six passed with Docker 20.10, and
-every failure after much output. Here a container is removed only once it has been waited for.
+`kfp.local` calls `Containers.run` instead of kfp's runner, which (2.17.0 to 2.17.3) runs a container with `auto_remove`
+and takes one that is gone before its exit code was read for a success: of short failures one in six passed with Docker
+20.10, and every failure after much output. Here a container is removed only once it has been waited for.
 A container sees the recipe's folders at their own paths, has a read-only root, and runs as the caller.
 Credentials are environment variables: in no file, but shown by `docker inspect` while it lives.
 """
