@@ -23,6 +23,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.signing import Signer
+from baton.source import credentials
 from baton.store.manifest import Manifest
 from baton.store.storage import Storage
 from tests.support.planting import Planter, check, look
@@ -35,6 +36,7 @@ class House:
     """Runs of one recipe, all signed by one key."""
 
     def __init__(self, folder: Path, kind: signing.Kind = "ed25519") -> None:
+        forkserver.start()  # with this environment, and not that of a signed stage, which other tests' would have too
         self.folder = folder
         self.signer = Signer.new(kind)
         self.key = folder / "key"
@@ -48,11 +50,20 @@ class House:
         return load.load(SCRATCH, [*SETTINGS, *fixed, *every, *settings])
 
     def prepare(self, store: str, name: str, *settings: str) -> Run:
-        return processes.prepare(self.recipe(store, *settings), name, print, forkserver.launcher())
+        recipe = self.recipe(store, *settings)
+        with pytest.MonkeyPatch.context() as patch:
+            self.give(patch, recipe)
+            return processes.prepare(recipe, name, print, forkserver.launcher())
+
+    def give(self, patch: pytest.MonkeyPatch, recipe: Recipe) -> None:
+        """Gives a stage of a signed run both keys, as an engine does."""
+        for name, value in credentials.signing_environment(recipe).items():
+            patch.setenv(name, value)
+            patch.setenv(signing.KEY_FILE, str(self.key))
 
     def chunk(self, run: Run, index: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(signing.KEY_FILE, str(self.key))
+            self.give(patch, run.recipe())
             processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], print, forkserver.launcher())
 
     def train(self, store: str, name: str, *settings: str) -> Run:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from baton.checkpoint import seals
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.run import Run
 from tests.exactness import matrix, matrix_virtual
 from tests.exactness.matrix import WRITES, Changes, training
@@ -46,9 +48,10 @@ def trained(prepared: Any, legs: Any) -> Any:
     def train(method: str, changes: Changes, chunks: dict[int, int], last: Any = None, says: str = "") -> Run:
         name = "-".join([method, *map(str, chunks), *([last.__name__.replace("_", "-")] if last else [])])
         run: Run = legs.prepare(prepared(method, changes, 1), name)
-        run.put("plan.json", {**run.plan().to_json(), "targets": list(chunks.values())})
+        legs.cut(run, list(chunks.values()))
         for index, processes in enumerate(chunks, 1):
-            run.create(prepared(method, changes, processes))
+            with seals.stage(run, objects.ADOPT):
+                run.create(prepared(method, changes, processes))
             is_last = index == len(chunks)
             code, printed = legs.leg((is_last and last) or legs.chunk, run.uri, index)
             assert bool(code) == bool(is_last and says), printed
