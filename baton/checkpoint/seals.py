@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -241,9 +240,9 @@ class Ledger:
     facts: dict[str, Any] = field(default_factory=dict)  # plain results, for those who have nothing but the seals
     is_adopted: bool = False
     public: PublicKey | None = field(default_factory=trusted_here)
-    process: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
+        self.process = self.run.storage.runtime.process()
         self._lock = threading.RLock()
         self._held: dict[str, bytes] = {}
         if self.public and self.appends:
@@ -303,8 +302,9 @@ class Ledger:
         return self.writes.get(name) or (self.head.state.get(name) if self.head else None)
 
     def name_of(self, storage: Storage, path: str) -> str:
-        """Returns an object's name in seals, a bundle's for its manifest; empty for an object of another run."""
-        if storage.base_uri != self.run.storage.base_uri:
+        """Returns an object's name in seals, a bundle's for its manifest; empty for another run's or process's."""
+        # A fork of this process has a copy of the ledger.
+        if storage.base_uri != self.run.storage.base_uri or storage.runtime.process() != self.process:
             return ""
         own = self.run.path() + "/"
         name = path.removeprefix(own) if path.startswith(own) else path if path.startswith("data/") else ""
@@ -509,8 +509,9 @@ def _named(name: str, digest: str) -> dict[str, Any]:
 
 def ledger_of(run: Run) -> Ledger | None:
     """Returns the ledger of the stage that this process runs, None outside of one."""
+    here = (run.storage.runtime.process(), run.uri)
     ledgers = (each for each in Storage.watches if isinstance(each, Ledger))
-    return next((each for each in ledgers if each.process == os.getpid() and each.run.uri == run.uri), None)
+    return next((each for each in ledgers if (each.process, each.run.uri) == here), None)
 
 
 @contextlib.contextmanager
@@ -526,10 +527,8 @@ def stage(
         return
     name = kind if index is None else f"{kind}-{index:03d}"
     ledger = Ledger(run, kind, name, appends, public=public or trusted_here())
-    # Replaced, not changed: other threads go through it. A fork of a process with a stage has a copy of its ledger.
-    with _watching:
-        mine = (each for each in Storage.watches if getattr(each, "process", os.getpid()) == os.getpid())
-        Storage.watches = (*mine, ledger)
+    with _watching:  # replaced, not changed: other threads go through it
+        Storage.watches = (*Storage.watches, ledger)
     try:
         yield ledger
         if ledger.appends:
