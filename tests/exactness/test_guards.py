@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from baton.checkpoint import staging
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointStore, combined
 from baton.local import results
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
@@ -137,7 +137,9 @@ def test_state_that_differs_from_what_was_saved_stops_the_chunk(halfway: Run, le
     """The bytes are as committed, yet not what the digest of the state in memory says."""
     path = _folder(halfway, 10).parent / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["meta"]["state"]["optimizer"] = "0" * 64
+    state = manifest["meta"]["state"] | {"optimizer": "0" * 64}
+    digest = combined(state)
+    manifest["meta"] |= {"state": {**state, "state": digest}, "digest": digest}
     path.write_text(json.dumps(manifest))
     _unsealed(halfway)
     code, printed = legs.leg(legs.chunk, halfway.uri, 3)
