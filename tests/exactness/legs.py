@@ -354,6 +354,12 @@ def train(run: Run, *, leave_out: tuple[str, ...] = ()) -> None:
         assert code == 0, printed
 
 
+def adopt(run: Run, recipe: Recipe) -> None:
+    """Gives a run other settings that change no bits."""
+    with seals.stage(run, objects.ADOPT):  # else the next chunk writes the recipe again from its seal
+        run.create(recipe)
+
+
 def cut(run: Run, targets: Sequence[int]) -> None:
     """Gives a run that has not begun chunks with these ends."""
     with seals.stage(run, objects.ADOPT):  # else the next chunk writes the plan again from its seal

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from baton.checkpoint import seals
 from baton.recipe.recipe import Recipe
-from baton.runs import objects
 from baton.runs.run import Run
 
 OF_OTHERS = ("log", "rng")
@@ -20,8 +18,7 @@ def resumed(
     run: Run, recipe: Recipe, index: int, legs: Any, inside: Any, parts: tuple[str, ...] = ("optimizer",)
 ) -> dict[str, str]:
     """Trains a chunk, after an attempt for each part that finds one bit turned over; returns what was compared."""
-    with seals.stage(run, objects.ADOPT):
-        run.create(recipe)
+    legs.adopt(run, recipe)
     before = legs.steps(run)
     for part in parts:
         code, printed = legs.leg(inside.spoiled, run.uri, index, part)
