@@ -165,6 +165,7 @@ docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, 
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
 	$(PY) -m tests.support.passes docs/internals/passes.md
 	$(PY) -m tests.exactness.controls_table docs/internals/controls.md
+	$(PY) -m tests.end_to_end.damage_table docs/internals/damage.md
 	$(PY) -m tests.gallery docs/guides/recipes.md
 	$(PY) -m tests.demands.table docs/internals/demands.md
 	$(PY) -m benchmarks.published

@@ -205,13 +205,6 @@ class Judged(Event, kind="judged"):
     failed: list[str]
 
 
-class SkippedExport(Event, kind="skipped_export"):
-    """An export is damaged and made again."""
-
-    uri: str
-    reason: str
-
-
 class HandedOut(Event, kind="handed_out"):
     """A format is exported."""
 

@@ -14,27 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.checkpoint import sharded
+from baton.checkpoint import seals, sharded
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
-from baton.runs import documents
-from baton.runs.documents import (
-    LearningRate,
-    OwnCode,
-    PinnedModels,
-    SplitCounts,
-    SplitData,
-    TokenizedRows,
-)
+from baton.runs import documents, objects
+from baton.runs.documents import LearningRate
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run, check_name, identity, now, state_identity
 from baton.runs.versions import CHECKPOINT_FORMATS, DATA_FORMATS
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import usable_manifest
 
 Changes = dict[str, list[Any]]  # dotted path → value before and after
 
@@ -193,11 +185,6 @@ def _reason(path: str) -> str:
     return next((FIXED[name] for name in names if name in FIXED), "the state at that step fits the old value")
 
 
-# Results of the parent's stages that hold for a warm fork.
-CARRIED = tuple(
-    kind.NAME
-    for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, documents.MicroBatchSize)
-)
 # Files of a checkpoint that make a model and its tokenizer.
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 TRAINER_STATE = "trainer_state.json"  # ends like a file of a model and is none
@@ -223,6 +210,14 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
             does not continue the parent's formats.
         DamagedError: the checkpoint differs from its commit.
     """
+    key = CheckpointStore.of(parent, parent.recipe()).signed_by
+    with seals.stage(parent, objects.FORK, appends=False, public=key) as ledger:
+        return _fork(parent, ledger, step, name, overrides, warm=warm)
+
+
+def _fork(
+    parent: Run, sealed: seals.Ledger, step: int | None, name: str, overrides: Sequence[str], *, warm: bool
+) -> Fork:
     before = parent.recipe()
     run = Run(parent.storage, check_name(name))
     # The note is written before the recipe: a run with a note and no recipe is a fork that broke off.
@@ -247,12 +242,14 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
             f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
             remedy="Fork an earlier step, or train longer.",
         )
-    with scratch_folder("fork") as scratch:
+    key = CheckpointStore.of(run, after).signed_by
+    with seals.stage(run, objects.FORK, public=key) as ledger, scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
         # First of all that is written: a crash after it is completed by the same command, and until then no chunk of a
         # warm fork begins with weights of its own (`require_start`).
         run.write_once(documents.ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
+            ledger.writes |= sealed.shared()
             _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
         else:
             after = _begin_cold(run, before, after, folder, scratch)
@@ -301,7 +298,7 @@ def _carry(
     run.create(recipe, data=parent.need(documents.RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
     left_out |= {documents.MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
-    for name in (name for name in CARRIED if name not in left_out):
+    for name in (name for name in objects.CARRIED if name not in left_out):
         if document := parent.raw(name):
             run.put(name, document)
     if documents.ORIGINS in parent.storage.list(parent.path()):
@@ -359,7 +356,7 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     # Named by content: the same command, given again, finds the model that it had sent.
     prefix = run.path(f"start/{digest[:16]}")
-    manifest = usable_manifest(run.storage, prefix)
+    manifest = bundle.undamaged(run.storage, prefix)
     if manifest is None:
         manifest, _ = bundle.publish(run.storage, prefix, model, kind="model", meta={"digest": digest})
     document = after.model_dump(mode="json")

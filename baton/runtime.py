@@ -33,6 +33,10 @@ class Work(Protocol):
 
 
 class Runtime:
+    def process(self) -> object:
+        """Returns a name of the process that calls."""
+        return os.getpid()
+
     def monotonic(self) -> float:
         return time.monotonic()
 

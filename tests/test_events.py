@@ -62,7 +62,6 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.Evaluating("after", "writing", 2, 8), {"when": "after", "doing": "writing", "done": 2, "of": 8}),
     (events.Evaluated("after", {"loss": 2.0, "mine": 1.0}), {"when": "after", "loss": 2.0, "mine": 1.0}),
     (events.Judged(False, ["loss"]), {"passed": False, "failed": ["loss"]}),
-    (events.SkippedExport("s/m", "model is gone"), {"uri": "s/m", "reason": "model is gone"}),
     (events.HandedOut("gguf", 100, "same"), {"format": "gguf", "bytes": 100, "checked": "same"}),
     (events.Exported("s/m", 100), {"uri": "s/m", "bytes": 100}),
     (events.ReportWritten("s/report.html"), {"uri": "s/report.html"}),

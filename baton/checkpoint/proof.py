@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
 from baton import events
-from baton.checkpoint import retention
+from baton.checkpoint import retention, seals
 from baton.checkpoint.sharded import code_in
 from baton.checkpoint.signatures import changed_sources, manifest_digest, signature_problem, sources_of
 from baton.checkpoint.store import Checkpoint, CheckpointStore
@@ -28,6 +28,7 @@ from baton.runs.documents import (
     Promoted,
     ProofPart,
 )
+from baton.runs.objects import CHECKPOINT
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, now, state_identity
 from baton.signing import PublicKey
@@ -59,6 +60,16 @@ def proof_part(store: CheckpointStore, checkpoint: Checkpoint) -> ProofPart:
         work=meta.work,
         forked_from=meta.forked_from,
     )
+
+
+def differing(store: CheckpointStore, checkpoint: Checkpoint) -> list[str]:
+    """Returns what a checkpoint's manifest states otherwise than its part of the proof, if that was written."""
+    part, own = store.run.read(ProofPart, checkpoint.meta.chunk), proof_part(store, checkpoint)
+    if part is None or part.uri != own.uri:
+        return []
+    fields = ("step", "digest", "parent_step", "parent_digest", "chain")
+    names = [name for name in fields if getattr(part, name) != getattr(own, name)]
+    return [f"its {name} is not what {ProofPart.file_name(checkpoint.meta.chunk)} has" for name in names]
 
 
 def prove(
@@ -100,7 +111,8 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
     """Records the newest checkpoint and the one with the lowest evaluation loss."""
     run = store.run
     before = run.read(Promoted)
-    if before and before.newest.step > checkpoint.step:
+    # A newer one that is gone, or was never there, does not count.
+    if before and any(found.step == before.newest.step for found in store.committed(after=checkpoint.step)):
         return
     losses = store.evaluation_losses(checkpoint)
     measured = (found for found in store.committed() if found.step in losses)
@@ -125,6 +137,7 @@ def read_back(run_uri: str, index: int) -> str:
         return f"# Chunk {index}: not proven\n\n{error}\n\nA later chunk makes up for it.\n"
 
 
+@seals.sealed(CHECKPOINT)
 def promote(run: Run, index: int) -> ProofPart | None:
     """Verifies a chunk's checkpoint, which is before the target after a preemption, and returns its part of the proof.
 
@@ -380,7 +393,8 @@ class Verification:
                 yield f"step {reached} was read back once, and the newest here is step {head}"
             if newest is None:
                 return
-            for name in changed_sources(self._run, newest.meta.sources):
+            # Sealed sources are compared with the seals: see `chain`.
+            for name in [] if newest.meta.seal else changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
             if self._run.raw(documents.AttachedRun.NAME):
                 identity = sources_of(self._run).recipe

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton import events
+from baton.checkpoint import seals
 from baton.checkpoint.sharded import code_in
 from baton.checkpoint.signatures import require_same_sources
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
@@ -47,13 +48,13 @@ def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | Non
     return None
 
 
-def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+def usable_at_target(store: CheckpointStore, target: int, *, is_last: bool = False) -> Checkpoint | None:
     """Returns what `committed_at_target` does, passing over damaged ones and marking them to be rebuilt."""
     for checkpoint in store.committed():
         if not _is_final(checkpoint, target):
             return None
         try:
-            require_usable(store, checkpoint)
+            require_usable(store, checkpoint, is_last=is_last)
         except DamagedError as error:
             _report_skipped(checkpoint.step, error)
         else:
@@ -61,11 +62,14 @@ def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
     return None
 
 
-def require_usable(store: CheckpointStore, checkpoint: Checkpoint) -> None:
-    """Checks a checkpoint that will not be loaded; `RewritableDamageError` if it differs from its commit."""
+def require_usable(store: CheckpointStore, checkpoint: Checkpoint, *, is_last: bool = False) -> None:
+    """Checks a checkpoint that will not be loaded; `RewritableDamageError` if it differs from its commit.
+
+    `is_last`: no later chunk of the run makes up for damaged bytes, so they are read back again.
+    """
     problems = bundle.torn_files(store.storage, store.prefix(checkpoint.step), checkpoint.manifest)
     # One listing if the checkpoint stage has read the bytes back: a complete run is checked in seconds.
-    if not problems and not is_proven(store, checkpoint):
+    if not problems and (is_last or not is_proven(store, checkpoint)):
         problems = store.verify(checkpoint)
     store.require_whole(checkpoint, problems)
 
@@ -141,7 +145,8 @@ class Restorer:
                     f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
                     remedy="Start a run under another name.",
                 )
-            if self._store.signed_by:
+            ledger = seals.ledger_of(self._store.run)
+            if self._store.signed_by and not (ledger and ledger.head):  # else all sources were compared with the seals
                 require_same_sources(self._store.run, checkpoint.meta.sources, checkpoint.step)
             try:
                 folder = self._store.fetch(checkpoint, self._place(checkpoint), self._cache)

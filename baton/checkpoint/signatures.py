@@ -135,6 +135,8 @@ def statement(manifest: Manifest) -> dict[str, Any]:
     together = hashlib.sha256(b"".join(bytes.fromhex(each["digest"]) for each in resources)).hexdigest()
     meta = manifest.meta
     told = {name: meta.get(name) for name in ("run", "step", "chunk", "identity", "sources", "parent", "digest")}
+    if seal := meta.get("seal"):  # absent in the statements of older checkpoints
+        told["seal"] = seal
     return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": f"{meta.get('run')}@{meta.get('step')}", "digest": {"sha256": together}}],

@@ -1,23 +1,24 @@
 """Checkpoints of a run: committed by manifest, found by step, verified by hashes, merged if sharded."""
 
+import hashlib
 import math
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from pydantic import Field
 
-from baton.checkpoint import sharded
+from baton.checkpoint import seals, sharded
 from baton.checkpoint.signatures import SIGNATURE, Sources, require_signed, require_signer, sign, sources_of
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ForkOrigin, OwnState, RunCost, Transfer
+from baton.runs.documents import PARTS, ForkOrigin, OwnState, RunCost, Transfer
 from baton.runs.run import Run
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.scratch import scratch_folder
@@ -77,7 +78,8 @@ class CheckpointMeta(Document):
     # Steps up to this one that were skipped, also in its parent's run; see `training.guard`.
     skips: list[int] = Field(default_factory=list)
     hooks: OwnState | None = None  # state of the user's code; None in checkpoints of a Baton that did not look for it
-    sources: Sources | None = None  # digests of its sources, if signed
+    seal: str = ""  # SHA-256 of the run's newest seal when its chunk began, if signed; see `seals`
+    sources: Sources | None = None  # digests of its sources, if signed outside of a stage, or by an older Baton
     made: FormatVersions = FormatVersions()
 
 
@@ -172,8 +174,14 @@ class CheckpointStore:
         return bundle.is_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
 
     def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
-        find = partial(self.ancestors, step)
-        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, find_copy_sources=find)
+        return BundleWriter(
+            self.storage,
+            self.prefix(step),
+            kind="checkpoint",
+            check=check,
+            find_copy_sources=partial(self.ancestors, step),
+            fits=partial(self._fits, step),
+        )
 
     def ancestors(self, step: int) -> CopySources:
         """Returns the newest checkpoints before a step, from which its own unchanged files may be copied."""
@@ -196,9 +204,11 @@ class CheckpointStore:
         # Run and step override those in `meta`: by them `_checked` detects a folder copied from elsewhere.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
-            # Again: a fork's first checkpoint comes with its parent's sources and signature.
-            stated = {**stated, "sources": sources_of(self.run).to_json()}
-            stated.pop(SIGNATURE, None)
+            for inherited in ("seal", "sources", SIGNATURE):  # a fork's first checkpoint comes with its parent's
+                stated.pop(inherited, None)
+            ledger = seals.ledger_of(self.run)
+            head = ledger.head if ledger else None
+            stated |= {"seal": head.digest} if head else {"sources": sources_of(self.run).to_json()}
             # Inside the manifest, the last object written: no crash can make a committed checkpoint unsigned.
             stated[SIGNATURE] = sign(writer.manifest(stated), self.signed_by)
         manifest, ours = writer.commit(stated)
@@ -254,6 +264,12 @@ class CheckpointStore:
         """Returns the run's finite evaluation losses up to a checkpoint, by step."""
         return evaluation_losses(self.history(checkpoint))
 
+    def _fits(self, step: int, manifest: Manifest) -> bool:
+        try:
+            return bool(self._checked(step, manifest))
+        except DamagedError:
+            return False
+
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
         """Returns a manifest's checkpoint, which must be of this run and step, and signed if required."""
         where = self.storage.uri(self.prefix(step))
@@ -275,7 +291,20 @@ class CheckpointStore:
         meta = CheckpointMeta.read(manifest.meta, self.storage.uri(self.prefix(step)))
         # An error for every reader: passed over as damaged, it would be written again, and retention would take others.
         meta.made.require_known(f"the checkpoint of step {step} of run {self.run.name!r}")
+        if meta.state.keys() >= {*PARTS, "state"} and not combined(meta.state) == meta.state["state"] == meta.digest:
+            raise DamagedError(f"{self.storage.uri(self.prefix(step))}: its digest is not that of the state's parts.")
         return Checkpoint(step, manifest, meta)
+
+
+def chained(parent: Checkpoint | None, digest: str) -> str:
+    """Returns the digest over a state's digest and those of all earlier checkpoints."""
+    return hashlib.sha256(f"{parent.meta.chain if parent else ''}{digest}".encode()).hexdigest()
+
+
+def combined(parts: Mapping[str, str]) -> str:
+    """Returns the digest of the whole state from those of its parts."""
+    # By name and in a fixed order, whatever the order of `parts`.
+    return hashlib.sha256("".join(f"{name}={parts[name]};" for name in PARTS).encode()).hexdigest()
 
 
 def evaluation_losses(history: Iterable[LogEntry]) -> dict[int, float]:

@@ -84,7 +84,8 @@ for panel, commands in {"Start": START, "Runs": RUNS}.items():
 for name, command in HIDDEN.items():
     app.command(name, hidden=True)(command)
 for name, group in GROUPS.items():
-    app.add_typer(group, name=name, cls=options.Commands, rich_help_panel="Groups")
+    kind = prove.Checks if name == "verify" else options.Commands
+    app.add_typer(group, name=name, cls=kind, rich_help_panel="Groups")
 for name, group in HIDDEN_GROUPS.items():
     app.add_typer(group, name=name, cls=options.Commands, hidden=True)
 

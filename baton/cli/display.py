@@ -284,8 +284,6 @@ def _warning(event: events.Event) -> str:
         case events.StepSkipped():
             rows = f" Its rows: {event.rows}." if event.rows else ""
             return f"{event.message} Chunk {event.chunk} resumes before step {event.step} and skips it.{rows}"
-        case events.SkippedExport():
-            return f"{event.uri} is damaged and exported again: {event.reason}"
         case TrialFailed():
             return f"{event.trial} chunk {event.chunk} failed: {event.message}"
         case StageRepaired():

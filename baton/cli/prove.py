@@ -1,9 +1,10 @@
-"""`baton verify`: chunk counts, kills, replay of a chunk, checkpoints, exports, signatures and keys."""
+"""`baton verify`: chunk counts, kills, replay of a chunk, seals, checkpoints, exports, signatures and keys."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -22,6 +23,14 @@ from baton.terminal import Terminal
 if TYPE_CHECKING:
     from baton.prove.audit import Audit
     from baton.prove.drill import DrillReport, Kill
+
+
+class Checks(options.Commands):
+    """Group that takes a run, or an export's folder, in the place of a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        is_target = self.get_command(ctx, args[0]) is None and ("/" in args[0] or os.path.exists(args[0]))
+        return super().resolve_command(ctx, ["run", *args] if is_target else args)
 
 
 app = typer.Typer(help="Check that training, checkpoints and exports are exact", no_args_is_help=True)
@@ -185,6 +194,7 @@ def verdict(report: DrillReport) -> str:
 
 
 app.add_typer(runs.keys_app, name="keys", cls=options.Commands)
+app.command("run")(runs.verify_chain)
 app.command("checkpoints")(runs.verify)
 app.command("exports")(runs.verify_exports)
 app.command("signature")(runs.signature)

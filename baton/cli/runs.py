@@ -20,7 +20,7 @@ from rich.tree import Tree
 
 from baton import fork as forking
 from baton.api import checkpoints, chosen_checkpoint, chunks_of
-from baton.checkpoint import retention
+from baton.checkpoint import chain, retention
 from baton.checkpoint.proof import SignatureReport, Verification
 from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import Checkpoint, CheckpointStore, merge_model
@@ -460,6 +460,69 @@ def verify(
             is_well = verdict["ok"]
         if not is_well:
             raise typer.Exit(1)
+
+
+def verify_chain(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Run, or folder of an export.", show_default=False)],
+    key: Annotated[str | None, typer.Option(metavar="FILE", help="Public key by which all must be signed.")] = None,
+    expect_seal: Annotated[
+        str | None, typer.Option(metavar="SHA256", help="Seal that the chain must have, from your own notes.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare all objects of a run, or the files of an export, with the chain of seals.
+
+    Of an export also prints its origin: rows, recipe, base, code, chunks and verdict. It asks no store and no network.
+    """
+    with answer(json):
+        public = read_public(key) if key else None
+        if chain.is_export(target):
+            told = chain.verify_export(target, public)
+            print_json({**told}) if json else _print_origin(told)
+            is_well = told["ok"]
+        else:
+            run = address.existing(target).run
+            store = CheckpointStore(run, public)
+            found = chain.ChainCheck(run, public).verdict(expect_seal)
+            rows = Verification(store, public).verdict() if public else None
+            damaged = [] if public else [row for row in results.verify_checkpoints(run) if not row["ok"]]
+            is_well = found["ok"] and (rows is None or rows["ok"]) and not damaged
+            if json:
+                print_json({**found, "ok": is_well, "checkpoints": rows["checkpoints"] if rows else damaged})
+            else:
+                _print_chain(found, is_signed=public is not None)
+                for row in damaged:
+                    typer.echo(f"step {row['step']:>8}  {_found(row['problems'])}")
+                if rows:
+                    _print(rows)
+        if not is_well:
+            raise typer.Exit(1)
+
+
+def _print_chain(found: chain.ChainReport, *, is_signed: bool) -> None:
+    for row in found["seals"]:
+        typer.echo(f"seal {row['number']:>4}  {row['digest'][:12]}  {row['stage']}: {len(row['written'])} written")
+    typer.echo(f"{found['objects']} objects are as {'signed' if is_signed else 'sealed'}")
+    for problem in found["problems"]:
+        typer.echo(f"CHANGED: {problem}")
+    for note in (*found["notes"], *([] if is_signed else [NO_MALICE])):
+        typer.echo(f"note: {note}")
+    if found["head"]:
+        typer.echo(f"newest seal: {found['head']}")
+
+
+NO_MALICE = "without --key damage is found, and malice is not: who can write to the store can write seals"
+
+
+def _print_origin(told: chain.ExportReport) -> None:
+    for name, value in told["origin"].items():
+        typer.echo(f"{name}: {value if isinstance(value, str) else dumps(value)}")
+    for problem in told["problems"]:
+        typer.echo(f"CHANGED: {problem}")
+    for note in told["notes"]:
+        typer.echo(f"note: {note}")
+    state = "as signed" if told["is_signed"] else "consistent"
+    typer.echo(f"{told['folder']}: {state if told['ok'] else 'CHANGED'}, run {told['run']}, {len(told['seals'])} seals")
 
 
 @checkpoints_app.command()

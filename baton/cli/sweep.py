@@ -10,12 +10,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from baton import fork as forking
+from baton.checkpoint import seals
+from baton.checkpoint.store import CheckpointStore
 from baton.cli import display, options
 from baton.cli.display import Display, console
 from baton.cli.local import begun_by
 from baton.documents import Json
 from baton.errors import UserError
 from baton.local import engine, forkserver, results
+from baton.runs import objects
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import Sweep, check_name
 from baton.runtime import SYSTEM
@@ -181,7 +184,9 @@ def fork(
         begins: Json = {"run": parent.run, "step": forked.step}
         made = TrialEntry(id=trial_id, run=forked.run.name, bracket=0, values=values, parent=begins)
         about = opened.run(parent).need(TrialInfo)
-        forked.run.write(about.model_copy(update={"id": trial_id, "values": values}))
+        key = CheckpointStore.of(forked.run, forked.recipe).signed_by
+        with seals.stage(forked.run, objects.ADOPT, public=key):
+            forked.run.write(about.model_copy(update={"id": trial_id, "values": values}))
         opened.add(made)
         opened.ask(made.id, "go", f"forked from {trial}")
         if json:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from baton import events
+from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.data import ingest
 from baton.data.assign import SplitAssigner, position, smallest_draws, times_used
@@ -29,9 +30,8 @@ from baton.models import user_code
 from baton.pages import quality_page
 from baton.pages.card import Card, table, visible
 from baton.recipe.recipe import Recipe
-from baton.runs import documents
+from baton.runs import documents, objects
 from baton.runs.origins import OriginsWriter
-from baton.runs.plan import Plan
 from baton.runs.ref import RunRef
 from baton.runs.run import Run, check_name, now
 from baton.runs.versions import FORMATS, release
@@ -65,8 +65,13 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
         UserError: no rows, too many broken ones, a side without rows, a finding that a check of quality does not allow,
             or a run of this name with another recipe.
     """
-    started = time.time()
     run = Run(Storage(recipe.store.uri), check_name(run_name))
+    with seals.stage(run, objects.SPLIT):
+        return _split(recipe, run)
+
+
+def _split(recipe: Recipe, run: Run) -> dict[str, Any]:
+    started = time.time()
     # First: a run name of another recipe is refused before a row is read or anything is written.
     run.create(recipe)
     user_code.ship(run, recipe.hooks.source, recipe.trust)
@@ -126,8 +131,12 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     page = write_quality(run, inspection, counts, refused.path)
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
-    # Named by content: a split that is there, of whichever run, is this one.
-    manifest = usable_manifest(storage, prefix)
+    # Named by content: a split that is there, of whichever run, is this one, unless it has changed.
+    manifest = bundle.undamaged(storage, prefix)
+    here = {f"{side}.jsonl": bundle.file_sha256(f"{folder}/{side}.jsonl") for side in SIDES}
+    if manifest and {name: entry["sha256"] for name, entry in manifest.files.items()} != here:
+        mark_damaged(storage, prefix, manifest)
+        manifest = None
     if manifest is None:
         manifest, _ = bundle.publish(storage, prefix, folder, kind="split", meta=counts)
     return CommittedSplit(counts, page, storage.uri(manifest.path(prefix)), first_rows(folder, SIDES))
@@ -316,13 +325,6 @@ def quality_html(run: Run, page: str) -> str:
     return quality_page.render(quality_page.without_examples(quality_page.collect(run)))
 
 
-LEFT_BY = {
-    "tokenize-": (documents.PinnedModels.NAME, documents.TokenizedRows.NAME, Plan.NAME),
-    "lr-find-": (documents.LearningRate.NAME,),
-}
-"""Beginning of a stage's records → the documents that it keeps with the run."""
-
-
 def run_ref(run: Run) -> RunRef:
     """Returns a run's baton, the same again as long as nothing is lost that a finished stage had left."""
     # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.
@@ -338,24 +340,13 @@ def run_ref(run: Run) -> RunRef:
 def _lost(run: Run) -> str | None:
     """Returns the first lost product of this run's stages, or None."""
     records = run.storage.list(run.path("records"))
-    for stage, names in LEFT_BY.items():
-        if any(record.startswith(stage) for record in records):
-            for name in names:
-                if run.raw(name) is None:
-                    return name
+    for left in (each for each in objects.OBJECTS if each.is_left):
+        if any(record.startswith(f"{left.writers[0]}-") for record in records) and run.raw(left.pattern) is None:
+            return left.pattern
     tokens = run.read(documents.TokenizedRows)
-    return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
-
-
-def _lost_bundle(run: Run, prefix: str) -> str | None:
-    """Returns the prefix of a bundle that is not whole; one without its files is marked, so that it is rebuilt."""
-    manifest = usable_manifest(run.storage, prefix)
-    if manifest is None:
-        return prefix
-    if bundle.is_whole(run.storage, prefix, manifest):
-        return None
-    mark_damaged(run.storage, prefix, manifest)
-    return prefix
+    if tokens and bundle.undamaged(run.storage, tokens.prefix, most_bytes=0) is None:
+        return tokens.prefix
+    return _lost_checkpoint(run, records)
 
 
 def _lost_checkpoint(run: Run, records: list[str]) -> str | None:

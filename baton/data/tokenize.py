@@ -37,22 +37,37 @@ import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from baton import events, machine
+from baton.checkpoint import chain, seals
+from baton.checkpoint.signatures import SIGNATURE
 from baton.data import encoding, fitting, preview
 from baton.data.fitting import Fitting, Lengths, TemplateErrors
 from baton.data.rows import SIDES
 from baton.documents import Json, load_object
-from baton.errors import BatonError, DamagedError, FormatError, RowError, UserError
+from baton.errors import BatonError, DamagedError, FormatError, RewritableDamageError, RowError, UserError
 from baton.models import chat, loading, pinned, prompts, train_rows
+from baton.pages import quality_page
 from baton.recipe.data import Data
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.documents import PinnedModels, RunInfo, SplitData, TokenizedRows, TokensMeta
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run
 from baton.runs.versions import FORMATS, release
 from baton.runtime import SYSTEM
 from baton.scratch import scratch_folder
+from baton.signing import trusted_here
 from baton.store import bundle
-from baton.store.manifest import DAMAGED, REMOVED, FileEntry, Manifest, check_files, read_manifest, usable_manifest
+from baton.store.manifest import (
+    DAMAGED,
+    REMOVED,
+    FileEntry,
+    Manifest,
+    check_files,
+    manifest_name,
+    newest_usable,
+    read_manifest,
+    usable_manifest,
+)
 from baton.store.storage import Storage
 
 
@@ -537,11 +552,20 @@ class Parts:
         self.folder = f"files-{number}"
         self._writer = uuid.uuid4().hex[:8]
 
+    def is_committed(self, generation: int) -> bool:
+        """Tells whether a manifest names this folder; one that cannot be read may."""
+        path = f"{self.prefix}/{manifest_name(generation)}"
+        try:
+            return bool(json.loads(self.storage.client.read(path))["folder"] == self.folder)
+        except (ValueError, KeyError, TypeError, FileNotFoundError):
+            return True
+
     def done(self) -> dict[str, dict[str, Any]]:
         """Returns the documents of the parts that are there, by name."""
         names = self.storage.list(self._path("parts"))
         documents = SYSTEM.each(self._read, names)
-        return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
+        parts = zip(sorted(names), documents, strict=True)
+        return {name.removesuffix(".json"): part for name, part in parts if self._is_attested(name, part)}
 
     def add(self, made: Made) -> dict[str, Any]:
         """Uploads a segment's files, removes them here, and returns the part that counts: the first writer's."""
@@ -551,10 +575,13 @@ class Parts:
             folder = side if kind == "arrow" else kind
             beginning = "" if kind == "arrow" else f"{side}-"
             name = f"{folder}/{beginning}{number}-{self._writer}.{local.rpartition('.')[2]}"
-            files[name] = {"size": os.path.getsize(local), "sha256": self.storage.upload(local, self._path(name))}
+            files[name] = self.send(name, local)
             # The disk needs room for the segments under way alone.
             os.unlink(local)
         return self._claim(made.name, {"files": files, **made.figures})
+
+    def send(self, name: str, local_path: str) -> FileEntry:
+        return {"size": os.path.getsize(local_path), "sha256": self.storage.upload(local_path, self._path(name))}
 
     def put_tokenizer(self, folder: str) -> dict[str, Any]:
         """Uploads a tokenizer's files, at any depth; where another writer's are there, those count."""
@@ -568,8 +595,9 @@ class Parts:
     def put_file(self, name: str, local_path: str) -> FileEntry:
         """Uploads a small file that all writers would write alike, and returns size and hash of the one there."""
         with open(local_path, "rb") as file:
-            self.storage.create(self._path(name), file.read())
-        data = self.storage.read(self._path(name))
+            data = file.read()
+        if not self.storage.create(self._path(name), data) and self.storage.read(self._path(name)) != data:
+            self.storage.write(self._path(name), data)
         return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def fetch_tokenizer(self, part: dict[str, Any], folder: str) -> str:
@@ -594,13 +622,22 @@ class Parts:
         # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
         # them.
         writer.folder, writer.files = self.folder, files
-        return writer.commit(meta)[0]
+        signature = seals.attestation(self.prefix, writer.manifest(meta))
+        return writer.commit({**meta, **({SIGNATURE: signature} if signature else {})})[0]
+
+    def _is_attested(self, document: str, part: dict[str, Any]) -> bool:
+        return seals.is_attested(self._path(f"parts/{document}"), seals.parsed_part(part))
 
     def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
         document = f"{name}.json"
         # Its files are up by now. Files of a crash before this have this writer's name, and no part names them, and the
         # segment is made again.
-        self.storage.create(self._path(f"parts/{document}"), json.dumps(part, sort_keys=True).encode())
+        path = self._path(f"parts/{document}")
+        if signature := seals.attestation(path, seals.parsed_part(part)):
+            part[SIGNATURE] = signature
+        data = json.dumps(part, sort_keys=True).encode()
+        if not self.storage.create(path, data) and not self._is_attested(document, self._read(document)):
+            self.storage.write(path, data)
         return self._read(document)
 
     def _read(self, document: str) -> dict[str, Any]:
@@ -621,15 +658,14 @@ class Parts:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
 
     def _give_up(self, name: str) -> NoReturn:
-        """Marks the folder, so that the next attempt begins another, and raises DamagedError."""
+        """Marks the folder, so that the next attempt begins another, and raises RewritableDamageError."""
         self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
-        raise DamagedError(
+        raise RewritableDamageError(
             f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
             remedy="Run again: the tokens will be rebuilt.",
         )
 
 
-SHARD = "tokenize-shard"
 BLOCKS_FROM = 2**30  # bytes of training tokens from which `data.order: auto` takes blocks
 
 
@@ -645,9 +681,12 @@ class TokenizeJob:
 
     @property
     def prefix(self) -> str:
-        return f"data/{self.address.digest}/tokens"
+        # A signed run uses tokens that its own key has signed.
+        public = trusted_here()
+        return f"data/{self.address.digest}/tokens{f'-{public.name}' if public else ''}"
 
 
+@seals.sealed(objects.TOKENIZE)
 def tokenize_run(run_uri: str) -> dict[str, Any]:
     """Tokenizes a run's split, unless the same split was tokenized the same way before.
 
@@ -664,10 +703,14 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     started = time.time()
     job = _job(run_uri)
     run, recipe, prefix, (digest, note, day) = job.run, job.recipe, job.prefix, job.address
-    manifest = usable_manifest(run.storage, prefix)
+    # Chunks read slices of larger ones, and every byte of a slice is compared.
+    manifest = bundle.undamaged(run.storage, prefix, most_bytes=BLOCKS_FROM)
     reused = manifest is not None
     if manifest is None:
-        parts = Parts(run.storage, prefix)
+        parts, (_, generation) = Parts(run.storage, prefix), newest_usable(run.storage, prefix)
+        if generation and parts.is_committed(generation):  # its files may differ, as its manifest does
+            run.storage.write(f"{prefix}/{DAMAGED}{parts.folder}", b"")
+            parts = Parts(run.storage, prefix)
         with scratch_folder("tokens") as scratch:
             manifest = _commit(parts, _make(job, parts, scratch), recipe, scratch)
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
@@ -681,6 +724,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     fitting.TemplateErrors.tell(meta.left_out)
     plan = make_plan(recipe, meta.train)
     run.write_once(plan)
+    quality_page.refresh(run)  # the split could not count tokens yet
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
     pad_is_end = False
     if recipe.training.method == "reward" and not learns_tokenizer(recipe):
@@ -741,6 +785,7 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
     return told
 
 
+@seals.sealed(objects.SHARD, appends=False)
 def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     """Makes the missing parts of a run's tokens for process `index` (from 1; 0 makes the tokenizer alone) of several.
 
@@ -748,12 +793,14 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     """
     started = time.time()
     job = _job(run_uri)
-    reused = usable_manifest(job.run.storage, job.prefix) is not None
+    reused = bundle.undamaged(job.run.storage, job.prefix, most_bytes=BLOCKS_FROM) is not None
     if not reused:
         with scratch_folder("tokens") as scratch:
             _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
     # A number in the name, as of a chunk: a finished one does not represent the others.
-    job.run.record(f"{SHARD}-{index:03d}", {"stage": SHARD, "seconds": time.time() - started, "reused": reused})
+    job.run.record(
+        f"{objects.SHARD}-{index:03d}", {"stage": objects.SHARD, "seconds": time.time() - started, "reused": reused}
+    )
 
 
 def dealt(wanted: Sequence[SideSegment], index: int, of: int) -> Sequence[SideSegment]:
@@ -776,7 +823,10 @@ def _job(run_uri: str) -> TokenizeJob:
     recipe = run.recipe()
     folders = pinned.fetch(recipe)
     pinned.check_second_model(recipe, folders)
-    base, pins = folders.get(pinned.BASE), pinned.document(recipe, folders, run.read(PinnedModels))
+    known = run.read(PinnedModels)
+    for role, origin in pinned.origins(recipe).items() if known is None else ():
+        chain.require_sealed_model(run.storage, origin.base, folders[role], trusted_here())
+    base, pins = folders.get(pinned.BASE), pinned.document(recipe, folders, known)
     run.write_once(pins)
     split = run.need(SplitData).digest
     found = find_address(run, recipe, split, base, pins.base_sha256)
@@ -874,5 +924,6 @@ def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[s
         path = os.path.join(scratch, name)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1, sort_keys=True)
-        entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
+        # Over one of an attempt whose commit was lost, which may be damaged: all writers of these parts send the same.
+        entries[f"{side}/{name}"] = parts.send(f"{side}/{name}", path)
     return entries

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from baton import events, machine
+from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import UserError
 from baton.models import chat, generate, loading, metrics, pinned, prompts, rewards, trained, user_code
@@ -33,7 +34,7 @@ from baton.recipe.evaluation import FIGURES, REGISTERED, Tasks
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Trust
 from baton.recipe.search import ACCEPTED
-from baton.runs import lineage
+from baton.runs import lineage, objects
 from baton.runs.documents import TokenizedRows
 from baton.runs.outcomes import EvaluationResult, Figures, RetrainNote
 from baton.runs.run import Run
@@ -376,6 +377,7 @@ WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 SCORERS = ("ForSequenceClassification",)
 
 
+@seals.sealed(objects.EVALUATE)
 def evaluate_run(run_uri: str) -> dict[str, Any]:
     """Evaluates a run that has ended, and returns what `evaluation.json` holds; see `EvaluationResult`."""
     import transformers

@@ -7,8 +7,10 @@ import operator
 import time
 
 from baton import events
+from baton.checkpoint import seals
 from baton.errors import UserError
 from baton.recipe.evaluation import GATE
+from baton.runs import objects
 from baton.runs.outcomes import EvaluationResult, GateVerdict, JudgedLine
 from baton.runs.run import Run
 from baton.tracking import tracking_run
@@ -19,6 +21,7 @@ MODELS = {"baseline": "before", "production": "production"}  # other side of a c
 WHOSE = {"after": "the trained model", "before": "the model before training", "production": "the production model"}
 
 
+@seals.sealed(objects.GATE)
 def judge_run(run_uri: str) -> GateVerdict:
     started = time.time()
     run = Run.open(run_uri)
@@ -26,6 +29,8 @@ def judge_run(run_uri: str) -> GateVerdict:
     lines = judge(run.recipe().evaluation.gate, evaluation)
     verdict = GateVerdict(passed=all(line.held for line in lines), lines=lines)
     run.write(evaluation.model_copy(update={"gate": verdict}))
+    if ledger := seals.ledger_of(run):
+        ledger.facts = {"gate": {"passed": verdict.passed, "lines": [line.words for line in lines]}}
     tracking_run.tag(run, {"baton.verdict": verdict.words})
     run.record("gate", {"seconds": time.time() - started})
     events.emit(events.Judged(passed=verdict.passed, failed=verdict.failed))

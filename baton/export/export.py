@@ -14,6 +14,8 @@ import time
 from typing import Any
 
 from baton import events
+from baton.checkpoint import chain, seals
+from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
 from baton.errors import BatonError, UserError
 from baton.export import exportable, model_card
@@ -23,18 +25,20 @@ from baton.models import chat, prompts
 from baton.pages.card import Artifact, Card
 from baton.recipe.evaluation import Hub
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.documents import TokenizedRows, TrackingRun
 from baton.runs.outcomes import EvaluationResult, ExportedModel, ExportEntry, ModelMeta, Pushed, RegistryEntry
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import Manifest, mark_damaged, read_manifest, usable_manifest
+from baton.store.manifest import Manifest, read_manifest
 from baton.tracking import servers, tracker
 from baton.tracking.client import connect, without_credentials
 
 MAIN = "export"  # folder of the main export in a run: the whole model where it is asked for, else the adapter
 
 
+@seals.sealed(objects.EXPORT)
 def export_run(run_uri: str) -> ExportedModel:
     """Exports the checkpoint of a run's result, each format once."""
     started = time.time()
@@ -100,11 +104,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
     run = source.run
     settings = _settings(source, export_format, main)
     prefix = _prefix(run, f"exports/{export_format}" if main else MAIN, settings)
-    manifest = usable_manifest(run.storage, prefix)
-    if manifest and (problems := bundle.verify(run.storage, prefix, manifest)):
-        mark_damaged(run.storage, prefix, manifest)
-        events.emit(events.SkippedExport(uri=run.storage.uri(prefix), reason="; ".join(problems)))
-        manifest = None
+    manifest = bundle.undamaged(run.storage, prefix)
     if manifest is None:
         exportable.require_packages(export_format)
         target = f"{source.scratch}/{export_format}"
@@ -117,6 +117,9 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
         if export_format in model_card.LOADING:  # the formats that people open
             about = {"export_format": export_format, "target": target, "check": finding.words}
             model_card.write(run, source.recipe, source.checkpoint, source.licence, **about)
+        if not FORMATS[export_format].made_of_main:  # the others hold the main export's
+            public = CheckpointStore(run).signed_by
+            chain.write_export(run, target, public, step=source.checkpoint.step, digest=source.digest)
         meta = ModelMeta(
             run=run.name,
             format=export_format,
@@ -142,7 +145,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
 
 def _prefix(run: Run, name: str, settings: str) -> str:
     """Returns an export's place, with its settings' digest where one with other settings has the name."""
-    committed = usable_manifest(run.storage, run.path(name))
+    committed = bundle.undamaged(run.storage, run.path(name), most_bytes=0)
     if committed is None or ModelMeta.read(committed.meta, run.uri).settings in (None, settings):
         return run.path(name)
     return run.path(f"{name}-{settings[:8]}")

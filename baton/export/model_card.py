@@ -6,6 +6,7 @@ import json
 import os
 import re
 
+from baton.checkpoint import seals
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.models import vocabulary
 from baton.recipe.recipe import Recipe
@@ -49,6 +50,8 @@ def write(
     check: str,
 ) -> None:
     """Writes the card of one export into its folder; `check` is the finding of its load back, in words."""
+    ledger = seals.ledger_of(run)
+    seal = f"\n- newest seal: `{ledger.head.digest}`" if ledger and ledger.head else ""
     parts = [
         f"---\n{_metadata(recipe, licence, export_format)}\n---",
         f"# {recipe.name}",
@@ -58,7 +61,7 @@ def write(
         _figures(run.read(EvaluationResult)),
         f"## Lineage\n\n- run: {run.uri}\n"
         f"- checkpoint: {CheckpointStore(run).uri(checkpoint)}, step {checkpoint.step}\n"
-        f"- state digest: `{checkpoint.digest}`\n- resume proof: `{checkpoint.meta.chain}`",
+        f"- state digest: `{checkpoint.digest}`\n- resume proof: `{checkpoint.meta.chain}`{seal}",
         f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back and compared after export: {check}.",
     ]
     with open(f"{target}/README.md", "w", encoding="utf-8") as file:

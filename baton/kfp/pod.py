@@ -88,11 +88,7 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Gives a train-chunk the name of the node that it watches, the port of its figures, and its signing key."""
-    signing = recipe.chunks.signing
-    if signing and signing.secret:
-        kubernetes.use_secret_as_volume(task, signing.secret.partition("/")[0], mount_path=SIGNING_FOLDER)
-        task.set_env_variable(KEY_FILE, signing.key_file)
+    """Gives a train-chunk the name of the node that it watches, and the port of its figures."""
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
     port = recipe.tracking.prometheus_port
@@ -102,9 +98,13 @@ def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
 
 
 def with_signatures(task: PipelineTask, recipe: Recipe) -> None:
-    """Tells a stage whose signature to ask for: from the pipeline, which writers to the store cannot change."""
-    if recipe.chunks.signing:
-        task.set_env_variable(SIGNED_BY, recipe.chunks.signing.public_key)
+    """Gives a stage the key to seal with, and the public one to ask for, which writers to the store cannot change."""
+    signing = recipe.chunks.signing
+    if signing:
+        task.set_env_variable(SIGNED_BY, signing.public_key)
+    if signing and signing.secret:
+        kubernetes.use_secret_as_volume(task, signing.secret.partition("/")[0], mount_path=SIGNING_FOLDER)
+        task.set_env_variable(KEY_FILE, signing.key_file)
 
 
 def _whole_seconds(time: str | None) -> int | None:

@@ -32,10 +32,8 @@ def data_split(recipe: Path, run_name: str) -> None:
 
 def tokenize(run_uri: str) -> None:
     from baton.data.tokenize import tokenize_run
-    from baton.pages import quality_page
 
     tokenize_run(run_uri)
-    quality_page.refresh(Run.open(run_uri))
 
 
 def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:

@@ -2,7 +2,8 @@
 
 from typing import NotRequired, Required, TypedDict
 
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.proof import differing
+from baton.checkpoint.store import CheckpointStore, chained
 from baton.documents import Json
 from baton.errors import DamagedError
 from baton.local import begun
@@ -186,12 +187,16 @@ def verify_checkpoints(run: Run) -> list[VerifiedCheckpoint]:
         rows.append({"step": step, "ok": False, "problems": [str(error)]})
 
     checkpoints = list(store.committed(note_damaged))
-    digests = {checkpoint.step: checkpoint.digest for checkpoint in checkpoints}
+    by_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
     for checkpoint in checkpoints:
         problems = store.verify(checkpoint) or store.code(checkpoint)
-        parent = checkpoint.meta.parent
-        if parent and digests.get(parent.step, parent.digest) != parent.digest:
+        meta, parent = checkpoint.meta, checkpoint.meta.parent
+        before = by_step.get(parent.step) if parent else None
+        if parent and before and before.digest != parent.digest:
             problems.append(f"continues another state of step {parent.step} than this store's")
+        elif meta.chain and (before or not (parent or meta.forked_from)) and meta.chain != chained(before, meta.digest):
+            problems.append("its chain does not continue its parent's")
+        problems += differing(store, checkpoint)
         rows.append({"step": checkpoint.step, "ok": not problems, "problems": problems, "digest": checkpoint.digest})
     return sorted(rows, key=lambda row: row["step"])
 

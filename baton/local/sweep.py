@@ -23,6 +23,7 @@ from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import ORIGIN, Run, Sweep, now
+from baton.source import credentials
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
 
@@ -62,6 +63,10 @@ class LocalSweep:
 
     def run(self) -> Run:
         """Runs the sweep to its last rung, and returns the run of the best trial."""
+        with processes.environment(**credentials.signing_environment(self.recipe)):
+            return self._run()
+
+    def _run(self) -> Run:
         best = ""
         try:
             for bracket in brackets(self.recipe):

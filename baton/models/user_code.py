@@ -18,7 +18,7 @@ from baton.runs.documents import OwnCode
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.manifest import read_manifest, usable_manifest
+from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 
 ENDINGS = (".py",)
@@ -33,7 +33,7 @@ def ship(run: Run, source: str | None, trust: Trust = None) -> None:
     with scratch_folder("code") as folder:
         prefix = f"data/{_collected(source, folder)}/code"
         require_trusted(trust, "hooks.source", folder)
-        if usable_manifest(run.storage, prefix) is None:
+        if bundle.undamaged(run.storage, prefix) is None:
             bundle.publish(run.storage, prefix, folder, kind="code", meta={"files": sorted(os.listdir(folder))})
     run.write_once(OwnCode(prefix=prefix))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from baton.checkpoint.proof import proof_part
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, LogEntry
-from baton.documents import Json
+from baton.documents import Json, load_object
 from baton.errors import StoreError
 from baton.pages import quality_page
 from baton.pages.html import number
@@ -193,8 +192,8 @@ def examples(run: Run, evaluation: EvaluationResult | None) -> Examples:
     if not named or not named.count:
         return Examples()
     lines = run.storage.read(run.path(named.path)).splitlines()
-    uri = run.storage.uri(run.path(named.path)) if lines else None
-    return Examples(len(lines), uri, [json.loads(line) for line in lines[:MAX_EXAMPLES]])
+    uri = run.storage.uri(run.path(named.path))
+    return Examples(len(lines), uri if lines else None, [load_object(line, uri) for line in lines[:MAX_EXAMPLES]])
 
 
 def figure_rows(evaluation: EvaluationResult) -> list[FigureRow]:

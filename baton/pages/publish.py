@@ -17,11 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton import events
+from baton.checkpoint import seals
 from baton.checkpoint.store import Checkpoint, LogEntry
 from baton.errors import BatonError
 from baton.pages import quality_page
 from baton.pages.collect import RunReport, collect
 from baton.recipe import load
+from baton.runs import objects
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import ReportPage, RunFailure
 from baton.runs.plan import Plan
@@ -31,6 +33,7 @@ from baton.tracking import tracking_run
 logger = logging.getLogger("baton")
 
 
+@seals.sealed(objects.REPORT)
 def write_report(run_uri: str) -> dict[str, str]:
     """Publishes the run's report, and returns `report_uri` and the `html` for Kubeflow."""
     from baton.pages.run_page import render
@@ -40,6 +43,9 @@ def write_report(run_uri: str) -> dict[str, str]:
     report = collect(run)
     uri, html = publish(run, report, "FINISHED")
     run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
+    quality_page.refresh(run)
+    if ledger := seals.ledger_of(run):
+        ledger.read_notes()
     events.emit(events.ReportWritten(uri=uri))
     # Kubeflow gets texts of people and models only where the recipe allows it.
     return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}

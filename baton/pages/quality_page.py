@@ -20,7 +20,7 @@ from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe.data import Data
 from baton.runs.documents import Preview, PreviewRow, Token, TokenizedRows, TokensMeta, TokenSpan
 from baton.runs.run import Run
-from baton.store.manifest import read_manifest
+from baton.store.manifest import usable_manifest
 
 BYTES = re.compile(r"\\x[89a-f][0-9a-f]")  # a byte that is no whole character
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
@@ -170,7 +170,7 @@ def read_rendering(run: Run) -> Rendering | None:
     if not tokens.get("rendered"):
         return None
     prefix = tokens["prefix"]
-    manifest = read_manifest(run.storage, prefix)
+    manifest = usable_manifest(run.storage, prefix)
     meta = manifest and TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     return {"told": tokens["rendered"], "row": next(iter(meta.first.get("train", ())), "") if meta else ""}
 
@@ -272,7 +272,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
 def seen(run: Run) -> list[PreviewRow]:
     """Returns the first rows of each side as the model sees them, once they are tokenized."""
     tokens = run.read(TokenizedRows)
-    manifest = tokens and read_manifest(run.storage, tokens.prefix)
+    manifest = tokens and usable_manifest(run.storage, tokens.prefix)
     rows: list[PreviewRow] = []
     if tokens and manifest:
         names = [f"seen/{side}-" for side in ("train", "eval", "test")]

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
 
-from baton import fork
 from baton.checkpoint.sharded import code_in
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
@@ -25,6 +24,7 @@ from baton.pages import html
 from baton.pages.html import count
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.documents import ORIGINS, ForkNote, LearningRate, MicroBatchSize, OwnCode, RunInfo, TokenizedRows
 from baton.runs.run import Run, identity, now
 from baton.runs.versions import Fingerprint
@@ -311,7 +311,7 @@ class ChunkReplay:
         """Copies the rows, as tokens, from the run's store, every byte compared with its digest there."""
         theirs = self._theirs.run
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
-        for name in (*fork.CARRIED, "plan.json"):
+        for name in (*objects.CARRIED, "plan.json"):
             if document := theirs.raw(name):
                 self._run.put(name, document)
         tokens, code = theirs.need(TokenizedRows), theirs.read(OwnCode)

@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
+from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, UserError
 from baton.events import Event
@@ -21,6 +22,7 @@ from baton.pages import html, plots
 from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.documents import OwnState
 from baton.runs.run import Run, now
 
@@ -46,7 +48,8 @@ def parse_processes(text: str | None, recipe: Recipe) -> list[int]:
 
 def set_num_processes(run: Run, recipe: Recipe, processes: int) -> None:
     """Has so many processes train a run's next chunk."""
-    run.create(load.with_values(recipe, {"training.parallel.processes": processes}))
+    with seals.stage(run, objects.ADOPT):
+        run.create(load.with_values(recipe, {"training.parallel.processes": processes}))
 
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")

@@ -99,13 +99,13 @@ class Keep(Section):
 
 
 class Signing(Section):
-    """Required signature of checkpoints. A chunk signs its own and restores no others."""
+    """Required signature of checkpoints and seals. A stage signs its work and uses no other."""
 
     public_key: str
     """Public key in one line, as printed by `baton verify keys new FILE`, or a PEM text; Ed25519 or ECDSA on P-256.
     `BATON_SIGNING_KEY_FILE` names the private key's file, never part of a recipe."""
     secret: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")] | None = None
-    """On a cluster: Secret with the private key, as `secret/key`, mounted into pods of chunks."""
+    """On a cluster: Secret with the private key, as `secret/key`, mounted into pods of stages."""
 
     @field_validator("public_key")
     @classmethod
@@ -155,7 +155,7 @@ class Chunks(Section):
     keep: Keep = Keep()
     """Checkpoints to keep."""
     signing: Signing | None = None
-    """Sign checkpoints, and resume only from signed ones: see docs/trust/signing.md."""
+    """Sign checkpoints and seals, and use only signed ones: see docs/trust/signing.md."""
     max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
     """Time that training continues while the store refuses checkpoints; then the chunk fails."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2

@@ -1,8 +1,7 @@
 """Removal of a run: its folder in the store, where no other run or sweep needs it. Data of several runs stays."""
 
 from baton.errors import UserError
-from baton.runs import lineage
-from baton.runs.documents import AttachedRun, RunInfo
+from baton.runs import lineage, objects
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
 
@@ -39,7 +38,7 @@ def remove(run: Run) -> None:
 
     def order(name: str) -> int:
         base = name.rpartition("/")[2]
-        return 0 if base.startswith("manifest") else 2 if name in (RunInfo.NAME, AttachedRun.NAME) else 1
+        return 0 if base.startswith("manifest") else 2 if name in objects.HEADS else 1
 
     names = sorted(run.storage.find(run.path()), key=order)
     for name in names:

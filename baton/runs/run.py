@@ -26,15 +26,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from baton import events
 from baton.documents import Document, Json, NamedDocument, load_object
-from baton.errors import BatonError, OtherRunError, StoreError, UserError
+from baton.errors import BatonError, DamagedError, OtherRunError, StoreError, UserError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs import documents
+from baton.runs import documents, objects
+from baton.runs.objects import Mend
 from baton.runs.outcomes import RunFailure, RungVerdict, SweepHead, TrialEntry, TrialRequest, TrialScore, TrialState
 from baton.runs.plan import Plan
 from baton.runs.versions import RUN_FORMATS, FormatVersions
@@ -43,6 +44,7 @@ from baton.store.storage import PATIENCE, Storage
 logger = logging.getLogger("baton")
 D = TypeVar("D", bound=Document)
 N = TypeVar("N", bound=NamedDocument)
+T = TypeVar("T")
 
 FAILURE_TIMEOUT_S = 60.0  # limit for writing a run's failure and page, which take about four
 FAILURE_STORE_S = 10  # patience with the store meanwhile
@@ -82,7 +84,7 @@ class DocumentFolder:
             data = self.storage.read(path)
         except FileNotFoundError:
             return None
-        return None if data == _TAKEN_BACK else kind.read(data, self.storage.uri(path))
+        return None if data == _TAKEN_BACK else self._parsed(kind.read, data, path)
 
     def need(self, kind: type[N], *key: int | str) -> N:
         """Returns a document as `read` does; a missing one is a UserError."""
@@ -96,13 +98,19 @@ class DocumentFolder:
         # Leases may be next to them, see `create_leased`.
         names = [name for name in self.storage.list(self.path(folder)) if name.startswith(prefix)]
         paths = [self.path(f"{folder}/{name}") for name in names if name.endswith(".json")]
-        return self.storage.runtime.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)
+
+        def read(path: str) -> D | None:
+            with contextlib.suppress(FileNotFoundError):  # gone since, or no part of the run
+                return self._parsed(kind.read, self.storage.read(path), path)
+            return None
+
+        return [document for document in self.storage.runtime.each(read, paths) if document is not None]
 
     def raw(self, name: str) -> dict[str, Any] | None:
         """Returns a document as its Baton wrote it, to be hashed or copied; None where there is none."""
         path = self.path(name)
         try:
-            return load_object(self.storage.read(path), self.storage.uri(path))
+            return self._parsed(load_object, self.storage.read(path), path)
         except FileNotFoundError:
             return None
 
@@ -112,6 +120,20 @@ class DocumentFolder:
         if document is None:
             raise self._missing(name)
         return document
+
+    def _parsed(self, parse: Callable[[bytes, str], T], data: bytes, path: str) -> T | None:
+        """Parses a document; a damaged one is absent where its stage writes it again, or nothing depends on it."""
+        try:
+            return parse(data, self.storage.uri(path))
+        except DamagedError as error:
+            known = objects.find(path.removeprefix(f"{self.path()}/")) if self.KIND == "run" else None
+            if known and known.mend in (Mend.STAGE, Mend.NOTE) and known.pattern not in objects.HEADS:
+                logger.warning("%s It is passed over.", error)
+                return None
+            again = " or remove it: the next start writes it again, and continues if that is the same content."
+            is_own = known is not None and known.writers[:1] not in ((), (objects.FORK,), (objects.ENTER,))
+            copy = f"Put it back from a copy of the store,{again if is_own else ' or choose another name.'}"
+            raise DamagedError(error.message, remedy=error.remedy or copy) from None
 
     def write(self, document: NamedDocument, *key: int | str) -> None:
         self.put(document.file_name(*key), document.to_json())
@@ -162,7 +184,10 @@ class Run(DocumentFolder):
             self.require_same(recipe)
             # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
             # it. `made` stays: all chunks of the run have the formats it was begun with.
-            before = self.need(documents.RunInfo).to_json()
+            if (info := self.read(documents.RunInfo)) is None:  # it is no part of the run
+                self.write(head)
+                return
+            before = info.to_json()
             kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made") if key in before}
             self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
@@ -209,7 +234,9 @@ class Run(DocumentFolder):
         """Writes a document; a different one under its name is an OtherRunError."""
         if self.storage.create(self.path(name), as_json(document)):
             return
-        if changed := load.changed_paths(self.require(name), document):
+        if (before := self.raw(name)) is None:  # it is no part of the run
+            self.put(name, document)
+        elif changed := load.changed_paths(before, document):
             raise OtherRunError(
                 f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
                 remedy="Choose another run name.",

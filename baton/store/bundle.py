@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from baton import events
 from baton.errors import RewritableDamageError, StoreError, UnavailableError
 from baton.store.cache import NodeCache
 from baton.store.manifest import (
@@ -82,7 +83,8 @@ class BundleWriter:
     """One writer's attempt at a bundle: files first, then the manifest.
 
     `check` is called every few megabytes; its error ends the attempt. `find_copy_sources` is called once, before the
-    first file. `folder` is the attempt's name, unique among processes; `files` holds the uploads by relative name.
+    first file. `fits` tells whether a committed manifest belongs to this place. `folder` is the attempt's name, unique
+    among processes; `files` holds the uploads by relative name.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class BundleWriter:
         kind: str,
         check: Callable[[], None] = lambda: None,
         find_copy_sources: Callable[[], CopySources] = CopySources,
+        fits: Callable[[Manifest], bool] = lambda manifest: True,
     ) -> None:
         self.storage = storage
         self.prefix = prefix
@@ -101,6 +104,7 @@ class BundleWriter:
         self.files: dict[str, FileEntry] = {}
         self._check = check
         self._find_copy_sources = find_copy_sources
+        self._fits = fits
         self._copy_sources: CopySources | None = None
 
     def send(self, local_dir: str) -> None:
@@ -161,7 +165,7 @@ class BundleWriter:
             # Look before the write: a generation is made only above a damaged or removed one, so that two writers never
             # commit side by side. The loser of a put of the same generation looks again and finds the winner's.
             committed, generation = newest_usable(self.storage, self.prefix)
-            if committed is not None:  # ours, where the answer to our put was lost
+            if committed is not None and self._fits(committed):  # ours, where the answer to our put was lost
                 return committed, committed.folder == self.folder
             if attempt and self._was_removed():
                 return manifest, True
@@ -254,6 +258,23 @@ def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
         lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files)
     )
     return [line for line in lines if line]
+
+
+def undamaged(storage: Storage, prefix: str, most_bytes: int | None = None) -> Manifest | None:
+    """Returns the manifest of a bundle that its stage need not commit again, else None; marks a damaged one.
+
+    All bytes are read back, of a bundle above `most_bytes` only sizes.
+    """
+    manifest = usable_manifest(storage, prefix)
+    if manifest is None:
+        return None
+    is_read = most_bytes is None or manifest.bytes <= most_bytes
+    problems = verify(storage, prefix, manifest) if is_read else torn_files(storage, prefix, manifest)
+    if not problems:
+        return manifest
+    mark_damaged(storage, prefix, manifest)
+    events.warn(f"{storage.uri(prefix)} is damaged and made again: {'; '.join(problems)}")
+    return None
 
 
 def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:

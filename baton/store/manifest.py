@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
 from baton.documents import load
-from baton.errors import DamagedError, FormatError
+from baton.errors import DamagedError, FormatError, RewritableDamageError
 from baton.store.storage import Storage
 
 DAMAGED = "damaged-"
@@ -102,7 +102,9 @@ def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifes
     if REMOVED + manifest.folder in names:
         return None
     if DAMAGED + manifest.folder in names:
-        raise DamagedError(f"{storage.uri(prefix)} was found damaged before.")
+        raise RewritableDamageError(
+            f"{storage.uri(prefix)} was found damaged before.", remedy="Run again: it will be rebuilt."
+        )
     return manifest
 
 

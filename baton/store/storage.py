@@ -1,5 +1,7 @@
 """Object store with retries, and leases where it lacks put-if-absent (see `create_leased`)."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import hashlib
@@ -10,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from baton import machine
 from baton.errors import BatonError, UnavailableError
@@ -122,14 +124,30 @@ def _content(client: ObjectStore, path: str) -> bytes:
         return b""
 
 
+class Watch(Protocol):
+    """Sees the objects of a process; see `baton.checkpoint.seals`."""
+
+    def held(self, storage: Storage, path: str) -> bytes | None:
+        """Returns the content of an object that need not be read again, else None."""
+
+    def read(self, storage: Storage, path: str, data: bytes | None) -> bytes | None:
+        """Returns the content to use in place of an object's that was read; None is a missing object."""
+
+    def wrote(self, storage: Storage, path: str, digest: str, data: bytes | None) -> None:
+        """Takes the SHA-256 of an object that was written, and its content where it was not a file."""
+
+
 class Storage:
     """Objects below one URI, a folder or an address, named by paths relative to it.
 
     Endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …). Operations are
     retried for `patience` seconds while the store does not answer: by default `BATON_STORE_PATIENCE`, else 10. `client`
     raises errors of its library, see `translated`. `sent` and `received` count bytes of files that this process has
-    uploaded and downloaded. A URI with an unknown protocol or without a bucket is a StoreError.
+    uploaded and downloaded. `watches` see all small objects that this process reads, and all that it writes. A URI with
+    an unknown protocol or without a bucket is a StoreError.
     """
+
+    watches: ClassVar[tuple[Watch, ...]] = ()
 
     def __init__(
         self, uri: str, *, patience: float | None = None, client: ObjectStore | None = None, runtime: Runtime = SYSTEM
@@ -149,7 +167,20 @@ class Storage:
         return below(self.root, path)
 
     def read(self, path: str) -> bytes:
-        return self._patiently(lambda: self.client.read(path))
+        for watch in self.watches:
+            if (held := watch.held(self, path)) is not None:
+                return held
+        try:
+            data: bytes | None = self._patiently(lambda: self.client.read(path))
+        except FileNotFoundError:
+            if not self.watches:
+                raise
+            data = None
+        for watch in self.watches:
+            data = watch.read(self, path, data)
+        if data is None:
+            raise FileNotFoundError(self.uri(path))
+        return data
 
     def first_lines(self, path: str, count: int) -> list[bytes]:
         """Returns the first lines of an object without their ends, and reads no more blocks than hold them."""
@@ -180,6 +211,11 @@ class Storage:
 
     def write(self, path: str, data: bytes) -> None:
         self._patiently(lambda: self.client.write(path, data))
+        self._tell(path, data)
+
+    def _tell(self, path: str, data: bytes) -> None:
+        for watch in self.watches:
+            watch.wrote(self, path, hashlib.sha256(data).hexdigest(), data)
 
     def create(self, path: str, data: bytes) -> bool:
         """Put-if-absent: writes an object only if there is none, and tells whether this call did.
@@ -188,8 +224,12 @@ class Storage:
         own object. A caller that must know reads it back (`BundleWriter.commit`, `lineage.accept`).
         """
         if self.has_conditional_put:
-            return self._patiently(lambda: self.client.create(path, data))
-        return self._patiently(lambda: create_leased(self.client, path, data, self.runtime))
+            is_made = self._patiently(lambda: self.client.create(path, data))
+        else:
+            is_made = self._patiently(lambda: create_leased(self.client, path, data, self.runtime))
+        if is_made:
+            self._tell(path, data)
+        return is_made
 
     @cached_property
     def has_conditional_put(self) -> bool:
@@ -282,7 +322,10 @@ class Storage:
                 self.sent += size
             return digest.hexdigest()
 
-        return self._patiently(send)
+        sent = self._patiently(send)
+        for watch in self.watches:
+            watch.wrote(self, path, sent, None)
+        return sent
 
     def copy(self, source: str, path: str, size: int) -> bool:
         """Copies an object of this size inside the store, and tells whether it did: not every store can."""

@@ -13,14 +13,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton import events, fork
+from baton import events
+from baton.checkpoint import seals
 from baton.documents import Json
 from baton.errors import BatonError, UserError
 from baton.pages import quality_page
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs import outcomes
-from baton.runs.documents import OwnCode, PinnedModels, RunInfo, SplitData
+from baton.runs import objects, outcomes
+from baton.runs.documents import RunInfo
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run, Sweep, check_name, identity, now, with_older_keys
@@ -34,9 +35,7 @@ from baton.tracking.client import connect, without_credentials
 logger = logging.getLogger("baton")
 
 # Results of split and tokenize, which hold for every trial on the same data.
-CARRIED = (*fork.CARRIED, quality_page.QUALITY)
-# Parts of `baton.runs.run.state_identity`, which must not change.
-DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
+CARRIED = (*objects.CARRIED, quality_page.QUALITY)
 
 
 def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
@@ -174,16 +173,22 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     names, prepared = _preparation_names(sweep, trials), {}
     for name in set(names):
         data = Run(sweep.storage, name)
-        prepared[name] = data.need(RunInfo).made, data.plan().rows, {kind: data.raw(kind) for kind in CARRIED}
+        with seals.stage(data, objects.ENTER, appends=False) as sealed:
+            carried = {kind: data.raw(kind) for kind in CARRIED}
+            prepared[name] = data.need(RunInfo).made, data.plan().rows, carried, sealed.shared()
 
     def enter_one(named: tuple[str, tuple[TrialEntry, Recipe]]) -> Run:
         name, (trial, own) = named
-        run, (made, rows, documents) = sweep.run(trial), prepared[name]
-        run.create(own, made)
-        for kind, document in documents.items():
-            if document is not None:
-                (run.set_once if kind in DECIDING else run.put)(kind, document)
-        run.write_once(make_plan(own, rows))
+        run, (made, rows, documents, shared) = sweep.run(trial), prepared[name]
+        with seals.stage(run, objects.ENTER) as ledger:
+            ledger.writes |= shared
+            run.create(own, made)
+            for kind, document in documents.items():
+                if document is not None:
+                    (run.set_once if kind in objects.IDENTITY else run.put)(kind, document)
+            run.write_once(make_plan(own, rows))
+            if about := run.read(outcomes.TrialInfo):  # written before the run began
+                run.write(about)
         return run
 
     runs = SYSTEM.each(enter_one, zip(names, trials, strict=True))

@@ -6,7 +6,6 @@ checkpoints through an `Uploader`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -24,7 +23,7 @@ from baton.checkpoint.proof import proof_part
 from baton.checkpoint.restore import FetchedCheckpoint, committed_at_target
 from baton.checkpoint.signatures import manifest_digest
 from baton.checkpoint.staging import PendingCheckpoint, Staging, SupersededError
-from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, Parent
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, Parent, chained
 from baton.errors import BatonError, ExactnessError, UnavailableError
 from baton.runs.documents import ChunkAttempt, Progress, RunCost, StagePhase, Transfer
 from baton.runs.run import Run, now
@@ -388,7 +387,7 @@ class Committer:
         return meta.model_copy(
             update={
                 "parent": self._as_parent(parent) if parent else None,
-                "chain": hashlib.sha256(f"{parent.meta.chain if parent else ''}{meta.digest}".encode()).hexdigest(),
+                "chain": chained(parent, meta.digest),
                 "restored": meta.restored.model_copy(update=restored),
                 "identity": context.identity,
                 "fingerprint": self._fingerprint,

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from baton import events, machine
+from baton.checkpoint import seals
 from baton.checkpoint.restore import committed_at_target, usable_at_target
 from baton.checkpoint.staging import Staging, clear_left
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
 from baton.recipe.run import Preemption
+from baton.runs import objects
 from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import distributed, inputs, trainjob
 from baton.train.checkpointer import Checkpointer
@@ -55,6 +57,8 @@ class Outcome:
     def at(cls, ending: Ending, store: CheckpointStore, checkpoint: Checkpoint | None) -> Outcome:
         if checkpoint is None:
             return cls(ending, store.run.uri)
+        if ledger := seals.ledger_of(store.run):
+            ledger.note(f"checkpoints/step-{checkpoint.step:08d}", checkpoint.manifest)
         return cls(ending, store.uri(checkpoint), checkpoint.step, checkpoint.digest)
 
 
@@ -66,7 +70,8 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
         events.emit(events.Stopped(chunk=context.index, step=step))
         record_attempt(context, Ending.PARTIAL, step, step)
         return Outcome.at(Ending.STOPPED, context.store, newest)
-    committed = usable_at_target(context.store, context.target)
+    is_last = context.index == len(context.plan.targets)  # once a start, and not by each spare slot
+    committed = usable_at_target(context.store, context.target, is_last=is_last)
     if committed is None or (scoring and not scoring.is_kept(committed.step)):
         return None
     events.emit(events.AlreadyDone(chunk=context.index, step=min(context.target, committed.step)))
@@ -145,6 +150,7 @@ def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: trainj
     return outcome
 
 
+@seals.sealed(objects.CHUNK)
 def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: Clock | None = None) -> Outcome | None:
     """Trains a run to a chunk's target, unless that is committed.
 
@@ -154,6 +160,8 @@ def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: 
     machine.share_arenas()
     context = TrainContext.open(run_uri, index, clock)
     recipe, ranks = context.recipe, context.ranks
+    if (ledger := seals.ledger_of(context.run)) and ranks.rank:
+        ledger.appends = False
     if ranks.launched:
         distributed.join_ranks(ranks, recipe)
     context.clock.enter(StagePhase.FETCH, chunk=index, target=context.target)
@@ -162,7 +170,10 @@ def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: 
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
         clear_left()  # an attempt killed after its commit may have left a checkpoint in memory
         return outcome
-    if recipe.max_nodes > 1 and not distributed.is_node():  # this pod only runs the job; the job's pods are nodes
+    follows_job = recipe.max_nodes > 1 and not distributed.is_node()
+    if ledger and (follows_job or (recipe.world_size > 1 and not ranks.launched)):
+        ledger.appends = False  # of several processes the first rank seals the chunk
+    if follows_job:  # this pod only runs the job; the job's pods are nodes
         return run_trainjob(context, scoring)
     machine.require_gpus(recipe.resources.image)
     context.store.require_signer()  # before hours of training that could not be committed

@@ -15,11 +15,13 @@ from torch.optim import Optimizer
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from baton import events
+from baton.checkpoint import seals
 from baton.errors import BatonError
 from baton.pages import html as rendering
 from baton.pages import plots
 from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe.training import LRFind
+from baton.runs import objects
 from baton.runs.documents import LearningRate, StagePhase
 from baton.scratch import scratch_folder
 from baton.train import build
@@ -64,6 +66,7 @@ class Ramp(TrainerCallback):
             control.should_training_stop = True
 
 
+@seals.sealed(objects.LR_FIND)
 def find(run_uri: str) -> Finding:
     """Tests learning rates for a run, unless done before, and notes the rate found with the run."""
     started = time.time()

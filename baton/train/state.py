@@ -9,7 +9,7 @@ from transformers.integrations.integration_utils import KubeflowCallback
 from transformers.trainer_callback import ExportableState
 
 from baton.checkpoint.digest import tree_digest
-from baton.checkpoint.store import LogEntry
+from baton.checkpoint.store import LogEntry, combined
 from baton.errors import ExactnessError
 from baton.models import rng
 from baton.runs.documents import PARTS
@@ -72,11 +72,6 @@ def combine_ranks(values: Sequence[str]) -> str:
 def extra_file(rank: int) -> str:
     """Returns the name of a rank's `EXTRA_FILE`."""
     return EXTRA_FILE if rank == 0 else EXTRA_FILE.replace(".pt", f"_{rank}.pt")
-
-
-def combined(parts: Mapping[str, str]) -> str:
-    # By name and in a fixed order, whatever the order of `parts`.
-    return hashlib.sha256("".join(f"{name}={parts[name]};" for name in PARTS).encode()).hexdigest()
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

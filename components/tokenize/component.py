@@ -19,16 +19,13 @@ def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
     from baton import events
     from baton.data.preview import tokens_card
     from baton.data.tokenize import tokenize_run
-    from baton.pages import quality_page
     from baton.runs.ref import RunRef
     from baton.runs.run import Run
 
     with events.stage("tokenize"):
         run_uri = RunRef.read(baton).run_uri
         made = tokenize_run(run_uri)
-        run = Run.open(run_uri)
-        quality_page.refresh(run)
-        tokens_card(run.recipe(), made).write(tokens)
+        tokens_card(Run.open(run_uri).recipe(), made).write(tokens)
     return baton
 
 

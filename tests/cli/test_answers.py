@@ -29,6 +29,7 @@ QUERIES: dict[str, tuple[list[str], str]] = {
     "runs graph": (["begun", "--store", "store"], "begun"),
     "runs show": (["store/runs/begun"], "begun: new"),
     "verify checkpoints": (["store/runs/begun"], ""),
+    "verify run": (["store/runs/begun"], "no seals"),
     "verify keys show": (["own.key"], "public_key:"),
     "schema": ([], '"title": "Recipe"'),
     "recipes": ([], "quickstart"),

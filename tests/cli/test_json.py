@@ -89,6 +89,7 @@ DONE: dict[str, tuple[list[str], dict[str, Any]]] = {
     "status": (["store/runs/begun"], {"run": "begun", "state": "new", "step": 0}),
     "runs show": (["store/runs/begun"], {"run": "begun", "checkpoints": []}),
     "verify checkpoints": (["store/runs/begun"], {"checkpoints": []}),
+    "verify run": (["store/runs/begun"], {"ok": True}),
     "verify keys new": (["own.key"], {}),
     "validate": (["recipe.yaml"], {"state": "valid", "method": "sft", "rows": ["rows.jsonl holds rows of text"]}),
     "compile": (["recipe.yaml", "-o", "package.yaml"], {"state": "compiled", "package": "package.yaml", "chunks": 1}),

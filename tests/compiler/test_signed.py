@@ -41,19 +41,17 @@ def test_each_stage_is_told_whose_signature_to_ask_for(package: list[dict[str, A
     for label, executor in package[0]["deploymentSpec"]["executors"].items():
         env = {entry["name"]: entry["value"] for entry in executor["container"].get("env", [])}
         assert env.get(signing.SIGNED_BY) == SIGNER.public.line, label
-        assert (signing.KEY_FILE in env) == label.startswith("exec-train-chunk"), label
-        if signing.KEY_FILE in env:
-            assert env[signing.KEY_FILE] == f"{MOUNTED}/run.pem"
+        assert env[signing.KEY_FILE] == f"{MOUNTED}/run.pem", label
     assert conformance.check_documents(package) == []
 
 
-def test_the_chunk_alone_has_the_secret(package: list[dict[str, Any]]) -> None:
+def test_each_stage_has_the_secret_to_seal_with(package: list[dict[str, Any]]) -> None:
     executors = package[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    having = {label: config["secretAsVolume"] for label, config in executors.items() if "secretAsVolume" in config}
-    assert list(having) == ["exec-train-chunk"]
-    (mount,) = having["exec-train-chunk"]
-    assert mount["mountPath"] == MOUNTED
-    assert "keys" in str(mount)
+    assert executors.keys() == package[0]["deploymentSpec"]["executors"].keys()
+    for label, config in executors.items():
+        (mount,) = config["secretAsVolume"]
+        assert mount["mountPath"] == MOUNTED, label
+        assert "keys" in str(mount)
 
 
 def test_a_pipeline_without_a_secret_is_refused() -> None:

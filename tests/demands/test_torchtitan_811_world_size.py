@@ -55,7 +55,7 @@ def test_baton_goes_on_with_any_number(recipes: dict[str, Recipe], legs: Any) ->
     legs.train(whole)
     run = legs.prepare(recipe(2, 3), "two-one-two")
     for index, processes in ((1, 2), (2, 1), (3, 2)):
-        run.create(recipe(processes, 3))
+        legs.adopt(run, recipe(processes, 3))
         code, printed = legs.leg(legs.chunk, run.uri, index)
         assert code == 0, printed
     sizes = [legs.final(run, step).meta.fingerprint.world_size for step in run.plan().targets]

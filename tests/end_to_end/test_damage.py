@@ -1,124 +1,74 @@
-"""A finished run of which something is damaged: one `baton run` makes it anew, and ends on the same bits."""
+"""Any object of a run damaged: one start repairs it with the same bits, or ends with what to do."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from baton.checkpoint.store import CheckpointStore
-from baton.runs.run import Run
-from baton.store.storage import Storage
+from baton.runs import objects
+from tests.end_to_end import damage, damage_table
+from tests.end_to_end.damage import Case, Subject
 
-pytestmark = pytest.mark.slow
-RECIPE = Path(__file__).parents[1] / "recipes/scratch.yaml"
-BATON = str(Path(sys.executable).parent / "baton")
-LAST = 4
-
-
-class Finished:
-    """A finished run in a store that is a folder.
-
-    Attributes:
-        run: The run.
-        first: What `baton run` printed when it was made.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.run = Run(Storage(str(folder / "store")), "whole")
-        self.first, _ = self.start()
-
-    def start(self) -> tuple[dict[str, Any], str]:
-        """Runs it, again where it was, and returns its JSON and what it showed."""
-        command = [BATON, "run", str(RECIPE), "--run", "whole", "--store", str(self.folder / "store")]
-        settings = ["training.epochs=null", f"training.max_steps={LAST}", "chunks.count=2", "tracking.mlflow=null"]
-        command += [word for setting in settings for word in ("--set", setting)]
-        done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout), " ".join(done.stderr.split())
-
-    def checkpoint(self) -> Path:
-        """Returns the folder of the last checkpoint's files."""
-        store = CheckpointStore(self.run)
-        checkpoint = store.read(LAST)
-        assert checkpoint is not None
-        return Path(store.uri(checkpoint))
-
-    def attempts(self) -> list[tuple[int, str, int]]:
-        """Returns what each chunk did: its number, its outcome, and from which step."""
-        return [(attempt.chunk, attempt.outcome, attempt.from_step) for attempt in self.run.attempts()]
+PARTS = 8
+QUICK = 60  # one case of so many
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return Finished(tmp_path_factory.mktemp("damaged"))
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Subject]]:
+    """Runs that are made, by name."""
+    subjects: dict[str, Subject] = {}
+    yield subjects
+    for subject in subjects.values():
+        subject.close()
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
+def _subject(made: dict[str, Subject], name: str, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    if name not in made:
+        made[name] = Subject(name, tmp_path_factory.mktemp("damaged"))
+    return made[name]
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+def _faults(subject: Subject, cases: list[Case]) -> list[str]:
+    return [fault for case in cases if (fault := damage.fault(case, *subject.after(case)))]
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "flipped bit in weights": lambda folder: flip(folder / "model.safetensors"),
-    "flipped bit in optimizer": lambda folder: flip(folder / "optimizer.pt"),
-    "truncated file": lambda folder: truncate(folder / "optimizer.pt"),
-    "missing file": lambda folder: (folder / "optimizer.pt").unlink(),
-    "missing files": lambda folder: shutil.rmtree(folder),
-    "missing checkpoint": lambda folder: shutil.rmtree(folder.parent),
-}
-BYTES = ("flipped bit in weights", "flipped bit in optimizer")
-"""Damage that a listing does not show."""
+def test_a_part_of_the_table(made: dict[str, Subject], tmp_path_factory: pytest.TempPathFactory) -> None:
+    subject = _subject(made, "lora", tmp_path_factory)
+    cases = [case for case in subject.cases() if case.state == "whole" and damage.number(case) % QUICK == 0]
+    assert len(cases) > 3
+    assert not _faults(subject, cases)
 
 
-def harmed(finished: Finished, kind: str) -> tuple[dict[str, Any], str, list[tuple[int, str, int]]]:
-    """Damages the last checkpoint, starts the run again, and returns what it came to and did."""
-    before = len(finished.attempts())
-    folder = finished.checkpoint()
-    DAMAGE[kind](folder)
-    found, shown = finished.start()
-    assert folder != finished.checkpoint(), "it was made anew"
-    assert (found["state"], found["checkpoints"][-1]["digest"]) == (
-        "succeeded",
-        finished.first["checkpoints"][-1]["digest"],
-    )
-    assert not CheckpointStore(finished.run).verify(CheckpointStore(finished.run).read(LAST))
-    attempts = sorted(finished.attempts())
-    assert len(attempts) > before
-    return found, shown, attempts
+def test_a_whole_run_is_left_as_it_is(made: dict[str, Subject], tmp_path_factory: pytest.TempPathFactory) -> None:
+    subject = _subject(made, "lora", tmp_path_factory)
+    word, outcome = subject.after(Case("whole", "", "none", {}))
+    assert (word, outcome.told, outcome.problems) == ("repaired", [], [])
+    now = damage.content_of(subject.store)
+    bundles = {name for name in subject.whole if (kind := damage.kind_of(name)) and kind.is_bundle}
+    assert {name: now.get(name) for name in bundles} == {name: subject.whole[name] for name in bundles}
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_one_start_repairs_a_damaged_checkpoint(kind: str, finished: Finished) -> None:
-    _, shown, attempts = harmed(finished, kind)
-    assert (2, "done", LAST // 2) in attempts, "from the checkpoint before it"
-    # The chunk that finds its target committed trusts the bytes that were read back before; the next stage reads them.
-    assert ("the run repairs it once" in shown) == (kind in BYTES), shown
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", damage.RUNS)
+def test_the_whole_table(
+    name: str, part: int, made: dict[str, Subject], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    subject = _subject(made, name, tmp_path_factory)
+    assert not [each for each in subject.whole if damage.kind_of(each) is None], "objects missing in baton.runs.objects"
+    cases = [case for case in subject.cases() if damage.number(case) % PARTS == part]
+    assert not _faults(subject, cases)
 
 
-def test_bytes_that_nobody_has_read_back_are_read_by_the_chunk(finished: Finished) -> None:
-    shutil.rmtree(finished.run.storage.key(finished.run.path("proof")))
-    _, shown, _ = harmed(finished, BYTES[0])
-    assert "The checkpoint of step 4 is not used" in shown
-    assert "the run repairs it once" not in shown
+def test_the_page_is_of_the_last_table() -> None:
+    page = Path(__file__).parents[2] / "docs/internals/damage.md"
+    assert page.read_text(encoding="utf-8") == damage_table.markdown()
 
 
-def test_a_whole_run_is_left_as_it_is(finished: Finished) -> None:
-    folder = finished.checkpoint()
-    found, shown = finished.start()
-    assert folder == finished.checkpoint()
-    assert "not used" not in shown
-    assert "the run repairs it once" not in shown
-    assert found["checkpoints"] == finished.start()[0]["checkpoints"]
+def test_every_kind_of_object_is_in_the_table_or_its_absence_has_a_reason() -> None:
+    shown = {pattern for table in damage_table.tables().values() for pattern in table["objects"]}
+    assert shown.isdisjoint(damage_table.ABSENT)
+    assert shown | damage_table.ABSENT.keys() == {each.pattern for each in objects.OBJECTS}

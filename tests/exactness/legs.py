@@ -16,12 +16,14 @@ from typing import Any
 import psutil
 
 from baton import events
+from baton.checkpoint import seals
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import UnavailableError, UserError
 from baton.local import forkserver, processes
 from baton.machine import PROMISED_GPUS
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.run import Run
 from baton.store.clouds import ENVIRONMENT
 from baton.store.storage import Storage
@@ -352,9 +354,16 @@ def train(run: Run, *, leave_out: tuple[str, ...] = ()) -> None:
         assert code == 0, printed
 
 
+def adopt(run: Run, recipe: Recipe) -> None:
+    """Gives a run other settings that change no bits."""
+    with seals.stage(run, objects.ADOPT):  # else the next chunk writes the recipe again from its seal
+        run.create(recipe)
+
+
 def cut(run: Run, targets: Sequence[int]) -> None:
     """Gives a run that has not begun chunks with these ends."""
-    run.put("plan.json", {**run.plan().to_json(), "targets": list(targets)})
+    with seals.stage(run, objects.ADOPT):  # else the next chunk writes the plan again from its seal
+        run.put("plan.json", {**run.plan().to_json(), "targets": list(targets)})
 
 
 def steps(run: Run) -> list[int]:

@@ -18,7 +18,7 @@ def resumed(
     run: Run, recipe: Recipe, index: int, legs: Any, inside: Any, parts: tuple[str, ...] = ("optimizer",)
 ) -> dict[str, str]:
     """Trains a chunk, after an attempt for each part that finds one bit turned over; returns what was compared."""
-    run.create(recipe)
+    legs.adopt(run, recipe)
     before = legs.steps(run)
     for part in parts:
         code, printed = legs.leg(inside.spoiled, run.uri, index, part)

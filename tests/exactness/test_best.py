@@ -41,9 +41,7 @@ def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Reci
     stopping = {"patience": 2, "threshold": 0.0}
     recipe = legs.changed(recipes["scratch"], training__early_stopping=stopping, **RISING)
     whole, run = legs.prepare(recipe, "stopped-whole"), legs.prepare(recipe, f"stopped-{count}")
-    run.put(
-        "plan.json", {**run.require("plan.json"), "targets": sorted({-(-15 * k // count) for k in range(1, count + 1)})}
-    )
+    legs.cut(run, sorted({-(-15 * k // count) for k in range(1, count + 1)}))
     for each in (whole, run):
         legs.train(each)
     last = trained.final_checkpoint(run)
@@ -80,7 +78,7 @@ def test_evaluations_by_epoch_are_those_of_one_run(recipes: dict[str, Recipe], l
     ends = {}
     for name, targets in {"whole": [15], "parts": [2, 5, 8, 11, 15]}.items():
         run = legs.prepare(recipe, f"by-epoch-{name}")
-        run.put("plan.json", {**run.require("plan.json"), "targets": targets})
+        legs.cut(run, targets)
         legs.train(run)
         last = legs.final(run)
         assert sorted(CheckpointStore(run).evaluation_losses(last)) == [3, 5, 8, 10, 13, 15]

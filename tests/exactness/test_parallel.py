@@ -191,11 +191,11 @@ def test_another_number_of_processes_goes_on_consistently(
     run = legs.prepare(parallel(legs, recipes, strategy, before, **still), name)
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
     strict = parallel(legs, recipes, strategy, after, **still, chunks__exactness="bitwise")
-    run.create(strict)
+    legs.adopt(run, strict)
     code, printed = legs.leg(legs.chunk, run.uri, 2)
     assert code == 1
     assert f"world_size: {before} → {after}" in printed
-    run.create(parallel(legs, recipes, strategy, after, **still))
+    legs.adopt(run, parallel(legs, recipes, strategy, after, **still))
     code, printed = legs.leg(legs.chunk, run.uri, 2)
     assert code == 0, printed
     restored = legs.final(run).meta.restored

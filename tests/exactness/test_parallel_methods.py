@@ -146,7 +146,7 @@ def test_another_number_of_processes_writes_the_round_under_way_anew(
     run = legs.prepare(recipe(before), "rounds")
     assert run.plan().targets == (5, 9)
     for index, processes in ((1, before), (2, after)):
-        run.create(recipe(processes))
+        legs.adopt(run, recipe(processes))
         (tmp_path / str(index)).mkdir()
         code, printed = legs.leg(inside.told_what_to_write, run.uri, index, str(tmp_path / str(index)))
         assert code == 0, printed

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from baton import fork
+from baton.checkpoint import seals
 from baton.data.split import split_data
 from baton.data.tokenize import tokenize_run
 from baton.errors import FormatError, UserError
 from baton.models import prompts, trained
 from baton.recipe import load
+from baton.runs import objects
 from baton.runs.run import Run
 from baton.source import prepare
 from baton.train import lr_find
@@ -212,7 +214,8 @@ def test_tokens_that_are_gone_are_made_anew_in_the_same_format_alone(old: Old) -
     made = old.run.require("tokens.json")
     assert made["digest"] != own["digest"]
     # As it was before rows of texts could become turns: a run from then has other tokens than would be made now.
-    old.run.put("tokens.json", own | {"rendered": "as turns"})
+    with seals.stage(old.run, objects.ADOPT):
+        old.run.put("tokens.json", own | {"rendered": "as turns"})
     with pytest.raises(FormatError, match=r"its tokens, .*, are gone, and this Baton, .*, makes other ones\. Start"):
         tokenize_run(RUN)
 
@@ -228,5 +231,6 @@ def _addressed_by_another_release(old: Old) -> dict[str, Any]:
     Path("store", prefix).parent.mkdir()
     shutil.move(Path("store", own["prefix"]), Path("store", prefix))
     own |= {"prefix": prefix, "digest": "0" * 64}
-    old.run.put("tokens.json", own)
+    with seals.stage(old.run, objects.ADOPT):
+        old.run.put("tokens.json", own)
     return own

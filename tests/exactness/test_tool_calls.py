@@ -106,7 +106,7 @@ def test_chunks_of_rows_with_tool_calls_end_on_the_bits_of_one_run(
 ) -> None:
     given = recipe(method, tmp_path, base_model)
     runs = {name: legs.prepare(given, name) for name in ("whole", "parts")}
-    runs["whole"].put("plan.json", {**runs["whole"].plan().to_json(), "targets": [STEPS]})
+    legs.cut(runs["whole"], [STEPS])
     for run in runs.values():
         legs.train(run)
 

@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_again_and_again_ends_on_the_bits_of_one_process(
         (3, 4, inside.killed, 1, "step:14"),
         (3, 2, legs.chunk),
     ]:
-        run.create(virtual(processes, **settings))
+        legs.adopt(run, virtual(processes, **settings))
         code, printed = legs.leg(leg, run.uri, index, *given)
         if leg is legs.chunk and not given:
             assert code == 0, printed
@@ -133,7 +133,7 @@ def test_a_machine_that_is_taken_away_is_made_good_by_fewer(virtual: Any, traine
     code, printed = legs.leg(inside.interrupted, run.uri, 1, 3)
     assert code == 0, printed
     assert "partial" in printed
-    run.create(virtual(2, **settings))
+    legs.adopt(run, virtual(2, **settings))
     assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
     assert legs.final(run).meta.state == legs.final(trained("all", 1, hooks={})).meta.state
 

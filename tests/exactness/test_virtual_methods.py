@@ -34,7 +34,7 @@ def trained(grid: Any, legs: Any) -> Any:
         if len(way) > 1:
             legs.cut(run, TARGETS)
         for index, processes in enumerate(way, 1):
-            run.create(shared(legs, recipe, processes))
+            legs.adopt(run, shared(legs, recipe, processes))
             code, printed = legs.leg(legs.chunk, run.uri, index)
             assert code == 0, printed
         return run

@@ -46,9 +46,9 @@ def trained(prepared: Any, legs: Any) -> Any:
     def train(method: str, changes: Changes, chunks: dict[int, int], last: Any = None, says: str = "") -> Run:
         name = "-".join([method, *map(str, chunks), *([last.__name__.replace("_", "-")] if last else [])])
         run: Run = legs.prepare(prepared(method, changes, 1), name)
-        run.put("plan.json", {**run.plan().to_json(), "targets": list(chunks.values())})
+        legs.cut(run, list(chunks.values()))
         for index, processes in enumerate(chunks, 1):
-            run.create(prepared(method, changes, processes))
+            legs.adopt(run, prepared(method, changes, processes))
             is_last = index == len(chunks)
             code, printed = legs.leg((is_last and last) or legs.chunk, run.uri, index)
             assert bool(code) == bool(is_last and says), printed
@@ -91,13 +91,13 @@ def test_killed_and_resumed_by_fewer_and_more_the_bits_are_those_of_one(
     run: Run = legs.prepare(prepared("grpo", changes, 1), "killed")
     steps = [0]
     for processes, nth in ((2, 15), (1, 25), (4, 15)):
-        run.create(prepared("grpo", changes, processes))
+        legs.adopt(run, prepared("grpo", changes, processes))
         leg = (inside.killed, run.uri, 1, 0) if processes > 1 else (legs.chunk, run.uri, 1, ())
         code, printed = legs.leg(*leg, f"sending:{nth}")
         assert code, printed
         steps.append(max(legs.steps(run)))
     assert steps[0] < steps[1] < steps[2] < steps[3] < STEPS, "each resumed, and trained on"
-    run.create(prepared("grpo", changes, 2))
+    legs.adopt(run, prepared("grpo", changes, 2))
     code, printed = legs.leg(legs.chunk, run.uri, 1)
     assert code == 0, printed
     assert legs.final(run).meta.state == legs.final(trained("grpo", training(grpo=SPANNING), {1: STEPS})).meta.state

@@ -184,7 +184,7 @@ def test_another_strategy_is_refused(recipes: dict[str, Recipe], legs: Any) -> N
     run = legs.prepare(parallel(legs, recipes["scratch"], "zero2", chunks__count=2), "zero2-changed")
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
     for strategy in ("zero3", "ddp"):
-        run.create(parallel(legs, recipes["scratch"], strategy, chunks__count=2))
+        legs.adopt(run, parallel(legs, recipes["scratch"], strategy, chunks__count=2))
         code, printed = legs.leg(legs.chunk, run.uri, 2)
         assert code == 2, printed
         assert f"strategy zero2, and this chunk has {strategy}" in printed

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -129,7 +130,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> dict[str, None]:
     def sha256(data: Any = b"", **options: Any) -> Any:
         with contextlib.suppress(ValueError):
             text = bytes(data).decode()
-            if isinstance(json.loads(text), dict | list):
+            # Seals name all objects of a run, with times and writers: they decide no address and no identity.
+            is_sealing = sys._getframe(1).f_code.co_filename.endswith(("seals.py", "storage.py"))
+            if not is_sealing and isinstance(json.loads(text), dict | list):
                 found[text] = None
         return take(data, **options)
 

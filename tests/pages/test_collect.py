@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
-from baton.data.tokenize import SHARD
 from baton.pages.collect import collect
 from baton.pages.run_page import cost_note, render, tiles
 from baton.recipe import load
+from baton.runs import objects
 from baton.runs.run import Run
 from baton.runs.versions import LIBRARIES
 from baton.store.storage import Storage
@@ -193,6 +193,8 @@ def test_what_the_evaluation_found_has_tiles(history: History) -> None:
 def test_what_shards_took_is_added_up_before_the_stage_that_joins_them(history: History) -> None:
     history.run.record("tokenize", {"seconds": 1.0})
     for index in (1, 2):
-        history.run.record(f"{SHARD}-{index:03d}", {"stage": SHARD, "seconds": 4.0})
+        history.run.record(f"{objects.SHARD}-{index:03d}", {"stage": objects.SHARD, "seconds": 4.0})
     assert list(collect(history.run).stages.items())[:2] == [("tokenize shard", 8.0), ("tokenize", 1.0)]
-    assert SHARD not in history.run.recorded(datetime.datetime.fromtimestamp(0, datetime.UTC)), "none for the others"
+    assert objects.SHARD not in history.run.recorded(datetime.datetime.fromtimestamp(0, datetime.UTC)), (
+        "none for the others"
+    )

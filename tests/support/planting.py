@@ -1,4 +1,7 @@
-"""Changes planted in the store of a signed run, one at a time, each of which must be found."""
+"""Changes planted in the checkpoints of a signed run, one at a time, each of which must be found.
+
+Those of all other objects are in `tests/support/sealed.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ from baton.checkpoint.store import CheckpointStore
 from baton.runs.run import Run
 from baton.signing import Signer
 from baton.store.manifest import Manifest
-
-DOCUMENTS = ("plan.json", "data.json", "model.json", "tokens.json")
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,16 @@ class Planter:
     def __init__(self, run: Run, others: list[Path], stranger: Signer, seed: int) -> None:
         self.run = run
         self.folder = Path(run.storage.key(run.path()))
-        self.data = Path(run.storage.key(run.require("tokens.json")["prefix"]))
         self.others = others
         self.stranger = stranger
         self.random = Random(seed)
-        self.kept = {path: path.read_bytes() for root in (self.folder, self.data) for path in _files(root)}
+        self.kept = {path: path.read_bytes() for path in _files(self.folder)}
         self.seen = {path: _seen(path) for path in self.kept}
-        manifest = json.loads((self.data / "manifest.json").read_bytes())
-        named = [self.data / manifest["folder"] / name for name in manifest["files"]]
-        self.documents = [*named, self.data / "manifest.json", *(self.folder / name for name in DOCUMENTS)]
         self.steps = sorted(path.name for path in (self.folder / "checkpoints").iterdir())
         self.kinds: list[Callable[[], Planted | None]] = [
             *(self.flip, self.flip, self.flip_in_manifest, self.field, self.field, self.swap, self.remove),
             *(self.truncate, self.add, self.exchange, self.exchange_with_other, self.other_key, self.unsigned),
-            *(self.signed_by_stranger, self.weights_by_stranger, self.roll_back, self.replay, self.mark, self.document),
+            *(self.signed_by_stranger, self.weights_by_stranger, self.roll_back, self.replay, self.mark),
             *(self.signature_of_other, self.newest_as_older),
         ]
 
@@ -83,10 +80,9 @@ class Planter:
 
     def restore(self) -> None:
         """Puts everything back."""
-        for root in (self.folder, self.data):
-            for path in _files(root):
-                if path not in self.kept:
-                    path.unlink()
+        for path in _files(self.folder):
+            if path not in self.kept:
+                path.unlink()
         for path, data in self.kept.items():
             if not path.is_file() or _seen(path) != self.seen[path]:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,10 +239,6 @@ class Planter:
         (self.folder / "checkpoints" / step / f"{word}-{self._attempt(step).name}").write_bytes(b"")
         return Planted(f"mark: {word}", step)
 
-    def document(self) -> Planted:
-        """Flips a bit of a document of the run, or of its tokens."""
-        return self._flip(self.random.choice(self.documents), "bit of a document")
-
     def _flip(self, path: Path, kind: str) -> Planted:
         data = bytearray(path.read_bytes())
         if not data:
@@ -310,7 +302,7 @@ def check(run: Run, signer: Signer, planter: Planter, number: int) -> tuple[list
 
 
 def look(run: Run, signer: Signer, step: int | None = None, digest: str | None = None) -> SignatureReport:
-    """Verifies a run as `baton checkpoints verify --key` does."""
+    """Verifies a run as `baton verify checkpoints --key` does."""
     return Verification(CheckpointStore(Run.open(run.uri)), signer.public).verdict(step, digest)
 
 

@@ -22,6 +22,10 @@ class Machine(Runtime):
         self.skew = actor.skew if actor else 0.0
         self._prefix, self._names = prefix or (actor.name if actor else "before"), 0
 
+    def process(self) -> object:
+        """Returns the actor's process, which another thread of this one may simulate at the same time."""
+        return self.actor.process if self.actor else self._prefix
+
     def monotonic(self) -> float:
         """Returns the simulated time: clocks differ, but run alike."""
         return self.scheduler.now

@@ -3,10 +3,14 @@
 import io
 import json
 import os
+import shutil
 import tarfile
 from typing import Any
 
 import pytest
+
+from baton.store.manifest import read_manifest
+from tests.support.sealed import SealedRun
 
 MAX_BYTES = 1_600_000_000
 SECRET_WORDS = ("SECRET", "PASSWORD", "TOKEN=", "ACCESS_KEY")
@@ -108,3 +112,27 @@ def test_bill_of_materials_lists_python_and_debian(engine, image):
     assert any(url.startswith("pkg:pypi/transformers@5.23.0") for url in urls)
     assert any(url.startswith("pkg:deb/debian/libc6@") for url in urls)
     assert not any(url.startswith(("pkg:pypi/pytest@", "pkg:pypi/mypy@")) for url in urls)
+
+
+@pytest.mark.slow
+def test_verifies_an_export_without_network_and_store(engine, image, tmp_path):
+    sealed = SealedRun(tmp_path)
+    sealed.finish()
+    manifest = read_manifest(sealed.run.storage, sealed.run.path("export"))
+    assert manifest
+    model = shutil.copytree(sealed.run.storage.key(manifest.path(sealed.run.path("export"))), tmp_path / "model")
+    key = shutil.copy(tmp_path / "run.key.pub", tmp_path / "public.pem")
+    shutil.rmtree(sealed.store)
+    mounts = {str(model): {"bind": "/model", "mode": "ro"}, key: {"bind": "/key", "mode": "ro"}}
+    for path in (tmp_path, model, *model.rglob("*")):
+        path.chmod(0o755)
+
+    def verified() -> dict[str, Any]:
+        command = "baton verify /model --key /key --output json || true"
+        return json.loads(run(engine, image, command, volumes=mounts, read_only=True, tmpfs={"/tmp": ""}))
+
+    found = verified()
+    assert (found["ok"], found["is_signed"], found["problems"]) == (True, True, [])
+    assert (found["origin"]["rows"]["train"], found["origin"]["plan"]) == (33, [2, 4])
+    (model / "README.md").write_text("another")
+    assert verified()["problems"] == ["README.md: it has changed since it was signed"]

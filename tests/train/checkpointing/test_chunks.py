@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from baton import events
 from baton.checkpoint.proof import proof_part
+from baton.checkpoint.store import combined
 from baton.errors import ExactnessError, SkipError, UnavailableError, UserError
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Preemption
@@ -226,7 +227,9 @@ def test_each_part_is_compared_before_the_first_step(
     chunks.train(1)
     path = chunks.store.prefix(2) + "/manifest.json"
     manifest = json.loads(chunks.run.storage.read(path))
-    manifest["meta"]["state"][part] = "0" * 64
+    meta = manifest["meta"]
+    meta["state"][part] = "0" * 64
+    meta["digest"] = meta["state"]["state"] = combined(meta["state"])
     chunks.run.storage.write(path, json.dumps(manifest).encode())
     told: list[events.Event] = []
     with events_in(told), pytest.raises(ExactnessError, match=rf"after restoring step 2, {part} in memory differ"):
@@ -430,7 +433,7 @@ def test_a_chunk_that_another_process_has_finished_stops_and_saves_no_more(make:
                 local.mkdir()
                 (local / "weights").write_bytes(b"w")
                 writer.send(str(local))
-                chunks.store.commit(7, writer, chunks.at(2).meta.model_copy(update={"digest": "theirs"}))
+                chunks.store.commit(7, writer, chunks.at(2).meta.model_copy(update={"digest": "theirs", "state": {}}))
 
     lead = chunks.train(1, callbacks=(Drawing, Overtaken))
     assert lead.lost_race
@@ -454,7 +457,11 @@ def test_a_step_that_another_process_has_committed_is_compared(same: bool, make:
             if state.global_step == 3:
                 writer = chunks.store.open_writer(4)
                 writer.send(str(local))
-                theirs = digest.at(4).meta if same else digest.at(4).meta.model_copy(update={"digest": "0" * 64})
+                theirs = (
+                    digest.at(4).meta
+                    if same
+                    else digest.at(4).meta.model_copy(update={"digest": "0" * 64, "state": {}})
+                )
                 chunks.store.commit(4, writer, theirs)
 
     if same:
