@@ -302,12 +302,14 @@ class Ledger:
         return self.writes.get(name) or (self.head.state.get(name) if self.head else None)
 
     def name_of(self, storage: Storage, path: str) -> str:
-        """Returns an object's name in seals, a bundle's for its manifest; empty for another run's or process's."""
+        """Returns an object's name in seals, a bundle's of its manifest; empty for one of another run or process."""
         # A fork of this process has a copy of the ledger.
         if storage.base_uri != self.run.storage.base_uri or storage.runtime.process() != self.process:
             return ""
         own = self.run.path() + "/"
         name = path.removeprefix(own) if path.startswith(own) else path if path.startswith("data/") else ""
+        if name.startswith(f"{FOLDER}/"):
+            return ""
         match = _MANIFEST.fullmatch(name)
         return match[1] if match else name
 

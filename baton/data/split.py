@@ -325,6 +325,7 @@ def quality_html(run: Run, page: str) -> str:
     return quality_page.render(quality_page.without_examples(quality_page.collect(run)))
 
 
+@seals.sealed(objects.SPLIT, appends=False)
 def run_ref(run: Run) -> RunRef:
     """Returns a run's baton, the same again as long as nothing is lost that a finished stage had left."""
     # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.

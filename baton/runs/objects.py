@@ -22,6 +22,7 @@ class Mend(StrEnum):
     STAGE = "stage"  # its stage writes it again at each start; readers take a differing one for an absent one
     BUNDLE = "bundle"  # its stage commits it again, above the damaged generation
     STEPS = "steps"  # training continues from the previous checkpoint
+    CHAIN = "chain"  # its number is written again where it is the newest; of an older one `baton verify run` tells
     NOTE = "note"  # nothing: a loss costs figures, and no bit depends on it
 
 
@@ -121,6 +122,7 @@ OBJECTS = (
     RunObject("unsent/**", Mend.NOTE, ()),
     RunObject("demo.html", Mend.NOTE, ()),
     RunObject("recipe.yaml", Mend.NOTE, ()),
+    RunObject("seals/*.json", Mend.CHAIN, ALL),
     RunObject("checkpoints/step-*", Mend.STEPS, (CHUNK, FORK), readers=LATER),
     RunObject("start/*", Mend.BUNDLE, (FORK,)),
     RunObject("export", Mend.BUNDLE, (EXPORT,), readers=(EXPORT,)),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, StoreError, UserError, suggest_path
 from baton.export import exportable
@@ -22,6 +23,7 @@ from baton.recipe.model import Model
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import ASK, code_in
 from baton.recipe.search import ACCEPTED, PREVIOUS
+from baton.runs import objects
 from baton.runs.documents import RunInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, chosen_name
@@ -281,11 +283,12 @@ def check_resumable(recipe: Recipe, storage: Storage, name: str) -> None:
     """Checks that this Baton continues a name's runs, of all phases; `FormatError` where it does not."""
     for phase in [phase.name for phase in recipe.phases] or [""]:
         run = Run(storage, chosen_name(name, "", "", phase))
-        if head := run.read(RunInfo):
-            run.require_continued(head)
-            newest, plan = CheckpointStore(run).newest(), run.read(Plan)
-            if newest and plan and newest.step < plan.num_steps and not newest.meta.finished:
-                newest.require_continued()
+        with seals.stage(run, objects.ADOPT, appends=False):  # damaged documents are written again
+            if head := run.read(RunInfo):
+                run.require_continued(head)
+                newest, plan = CheckpointStore(run).newest(), run.read(Plan)
+                if newest and plan and newest.step < plan.num_steps and not newest.meta.finished:
+                    newest.require_continued()
 
 
 def run_name_for_pods(recipe: Recipe, name: str | None) -> str:

@@ -192,6 +192,7 @@ ALLOWED = {
     Mend.NOTE: ("repaired", "left"),
     Mend.STAGE: ("repaired",),
     Mend.BUNDLE: ("repaired",),
+    Mend.CHAIN: ("repaired", "left"),  # of an older one `verify run` tells
     Mend.STEPS: ("repaired", "told"),  # an older checkpoint that nothing needs
 }
 
