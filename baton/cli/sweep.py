@@ -10,6 +10,7 @@ from rich.table import Table
 from baton.cli import display, options
 from baton.cli.display import Display, console
 from baton.cli.local import begun_by
+from baton.cli.watch import Port, serve
 from baton.local import engine, forkserver, results
 from baton.runs.outcomes import SweepHead, TrialState, Winner
 from baton.runs.run import Sweep, check_name
@@ -215,6 +216,17 @@ def run(
             print_winner(shown, result)
         if result["state"] == "rejected":
             raise typer.Exit(options.REJECTED)
+
+
+@app.command()
+def watch(sweep: Given, store: WhereOption = options.DEFAULT_STORE, port: Port = 0, json: options.Json = False) -> None:
+    """Serve a page of a sweep that grows while it trains, with buttons.
+
+    Shows curves, rungs and reasons of stops, from a folder or bucket. Stops, resumes, promotes and clones trials. Open
+    the printed address; Ctrl-C ends the server, not the sweep.
+    """
+    with options.answer(json):
+        serve(open_sweep(sweep, store), port, json)
 
 
 @app.command()
