@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli import check, data, demo, generate, kubeflow, local, options, prove, recipes, runs, status, sweep
+from baton.cli import check, data, demo, generate, kubeflow, local, options, prove, recipes, runs, status, sweep, watch
 from baton.cli.display import Verbosity
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ RUNS: dict[str, Callable[..., None]] = {
     "status": status.status,
     "logs": status.logs,
     "open": status.open_page,
+    "watch": watch.watch,
     "stop": status.stop,
     "retry": status.retry,
     "diff": status.diff,

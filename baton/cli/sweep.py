@@ -1,7 +1,5 @@
 """`baton sweep`: run a sweep on this machine, show it, and stop, resume or fork single trials."""
 
-import functools
-import operator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,22 +7,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from baton import fork as forking
-from baton.checkpoint import seals
-from baton.checkpoint.store import CheckpointStore
 from baton.cli import display, options
 from baton.cli.display import Display, console
 from baton.cli.local import begun_by
-from baton.documents import Json
-from baton.errors import UserError
+from baton.cli.watch import Port, serve
 from baton.local import engine, forkserver, results
-from baton.runs import objects
-from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
+from baton.runs.outcomes import SweepHead, TrialState, Winner
 from baton.runs.run import Sweep, check_name
-from baton.runtime import SYSTEM
 from baton.source import prepare
 from baton.store.clouds import ANY_BUCKET
 from baton.store.storage import Storage
+from baton.sweep import steer
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
 
@@ -37,11 +30,10 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class SweepAnswer:
-    """Answer about a sweep: its trials, the requests for them, and the winner once there is one."""
+    """Answer about a sweep: its trials, and the winner once there is one."""
 
     document: SweepHead
     view: sweep_view.View
-    requests: dict[str, TrialRequest | None]
     winner: Winner | None
 
     def to_json(self) -> dict[str, object]:
@@ -50,7 +42,7 @@ class SweepAnswer:
             {
                 **entries[trial.id].to_json(),
                 "state": trial.state,
-                "asked": request.state if (request := self.requests[trial.id]) else None,
+                "asked": trial.asked,
                 "why": None if trial.is_alive else trial.why,
                 "chunks": trial.chunk,
                 "value": trial.score,
@@ -73,10 +65,7 @@ class SweepAnswer:
 
 def gather(sweep: Sweep) -> SweepAnswer:
     """Reads the answer about a sweep."""
-    document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
-    names = [trial.id for trial in document.trials]
-    requests = dict(zip(names, SYSTEM.each(sweep.request, names), strict=True))
-    return SweepAnswer(document, view, requests, sweep.read(Winner))
+    return SweepAnswer(sweep.document(), sweep_view.gather(sweep, with_losses=False), sweep.read(Winner))
 
 
 def print_table(shown: SweepAnswer) -> None:
@@ -88,7 +77,7 @@ def print_table(shown: SweepAnswer) -> None:
     for trial in view.trials:
         score = "—" if trial.score is None else f"{trial.score:.6g}"
         state = sweep_view.STATES[trial.state] + (f": {trial.why}" if trial.why and not trial.is_alive else "")
-        if (request := shown.requests[trial.id]) and request.state == "stop" and trial.state in ("training", "goes on"):
+        if trial.asked == "stop" and trial.state in ("training", "goes on"):
             state += "; asked to stop"
         done = f"{trial.chunk} of {shown.document.num_chunks}"
         values = describe_values({path.rpartition(".")[2]: value for path, value in trial.values.items()})
@@ -117,7 +106,6 @@ Given = Annotated[
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
 WhereOption = Annotated[str, typer.Option("--store", help=f"Folder or bucket ({ANY_BUCKET}) to look up names in.")]
-IN_WORDS: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
 
 
 def open_sweep(address: str, store: str) -> Sweep:
@@ -131,7 +119,7 @@ def open_sweep(address: str, store: str) -> Sweep:
 def stop(
     sweep: Given,
     trial: Trial,
-    why: Why = "asked by hand",
+    why: Why = steer.BY_HAND,
     store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
@@ -144,7 +132,7 @@ def stop(
 def resume(
     sweep: Given,
     trial: Trial,
-    why: Why = "asked by hand",
+    why: Why = steer.BY_HAND,
     store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
@@ -171,45 +159,20 @@ def fork(
     """
     with options.answer(json):
         opened = open_sweep(sweep, store)
-        if not overrides:
-            raise UserError("a fork needs a changed value.", remedy="Change a value with --set.")
-        parent = opened.trial(trial)
-        forks = [int(other.id[1:]) for other in opened.document().trials if other.bracket == 0]
-        trial_id = f"f{max(forks, default=-1) + 1:03d}"
-        forked = forking.fork(opened.run(parent), step, f"{opened.name}-{trial_id}", overrides, warm=True)
-        values, document = dict(parent.values), forked.recipe.model_dump(mode="json")
-        for override in overrides:
-            path = override.partition("=")[0].strip()
-            values[path] = functools.reduce(operator.getitem, path.split("."), document)
-        begins: Json = {"run": parent.run, "step": forked.step}
-        made = TrialEntry(id=trial_id, run=forked.run.name, bracket=0, values=values, parent=begins)
-        about = opened.run(parent).need(TrialInfo)
-        key = CheckpointStore.of(forked.run, forked.recipe).signed_by
-        with seals.stage(forked.run, objects.ADOPT, public=key):
-            forked.run.write(about.model_copy(update={"id": trial_id, "values": values}))
-        opened.add(made)
-        opened.ask(made.id, "go", f"forked from {trial}")
+        made, forked = steer.fork(opened, trial, step, overrides or ())
         if json:
             options.print_json({"sweep": opened.name, **made.to_json()})
         else:
             first = f"{made.id}: run {made.run} begins at step {forked.step}"
-            typer.echo("\n".join([first, *forked.lines, f"It joins {_when(opened, 'at the next rung')}."]))
+            typer.echo("\n".join([first, *forked.lines, f"It joins {steer.when(opened, steer.NEXT_RUNG)}."]))
 
 
 def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> None:
-    sweep.trial(trial)
-    sweep.ask(trial, state, why)
+    told = steer.ask(sweep, trial, state, why)
     if json:
         options.print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
     else:
-        at = "at its next chunk boundary" if state == "stop" else "at the next rung"
-        typer.echo(f"{trial}: {IN_WORDS[state]} {_when(sweep, at)}")
-
-
-def _when(sweep: Sweep, at: str) -> str:
-    if len(sweep.rungs()) < len(sweep.document().rungs):
-        return at
-    return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"
+        typer.echo(told)
 
 
 @app.command()
@@ -253,6 +216,17 @@ def run(
             print_winner(shown, result)
         if result["state"] == "rejected":
             raise typer.Exit(options.REJECTED)
+
+
+@app.command()
+def watch(sweep: Given, store: WhereOption = options.DEFAULT_STORE, port: Port = 0, json: options.Json = False) -> None:
+    """Serve a page of a sweep that grows while it trains, with buttons.
+
+    Shows curves, rungs and reasons of stops, from a folder or bucket. Stops, resumes, promotes and clones trials. Open
+    the printed address; Ctrl-C ends the server, not the sweep.
+    """
+    with options.answer(json):
+        serve(open_sweep(sweep, store), port, json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-// Draws each `figure[data-plot]` of a page with uPlot, and makes its copy buttons work.
+// Draws each `figure[data-plot]` of a page with uPlot, and makes its copy buttons work. `live.js` has it do so again.
 //
 // A plot's values are in the attribute, so that text of a run is never parsed as script. Hover shows values, dragging
 // zooms, a double click resets, a click on the legend hides a curve. Colours are the page's own, light or dark.
@@ -6,7 +6,7 @@
   "use strict";
   const style = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const font = '12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
-  const charts = new Set();
+  const charts = new Map(), tables = new Map();  // figure, box of a table → how to draw it again
 
   const exact = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
   const format = value => {
@@ -129,11 +129,12 @@
     };
   }
 
+  const joined = plot => plot.curves.length > 1
+    ? uPlot.join(plot.curves.map(curve => [curve.xs, curve.ys]))
+    : [plot.curves[0].xs, plot.curves[0].ys];
+
   function show(figure) {
-    const plot = JSON.parse(figure.dataset.plot);
-    const data = plot.curves.length > 1
-      ? uPlot.join(plot.curves.map(curve => [curve.xs, curve.ys]))
-      : [plot.curves[0].xs, plot.curves[0].ys];
+    let plot = JSON.parse(figure.dataset.plot), data = joined(plot);
     const place = document.createElement("div"), tools = document.createElement("div");
     place.className = "chart";
     tools.className = "tools";
@@ -150,22 +151,41 @@
       return made;
     };
     const draw = () => {
-      const hidden = chart ? chart.series.map(series => !series.show) : [];
+      const hidden = new Set(chart ? chart.series.filter(series => !series.show).map(series => series.label) : []);
       chart?.destroy();
       chart = new uPlot(options(plot, Math.max(place.clientWidth, 200), log), data, place);
       chart.over.addEventListener("dblclick", () => { chart.zoomed = false; });
-      hidden.forEach((off, index) => off && index && chart.setSeries(index, {show: false}));
+      chart.series.forEach((series, index) => index && hidden.has(series.label) && chart.setSeries(index, {show: false}));
     };
-    if (plot.curves.every(curve => curve.ys.every(value => value > 0)) && !plot.fromZero) {
-      const scale = button("log", "Logarithmic or linear scale", () => {
-        log = !log;
-        scale.setAttribute("aria-pressed", log);
-        draw();
-      });
+    const positive = () => plot.curves.every(curve => curve.ys.every(value => value > 0));
+    const scale = button("log", "Logarithmic or linear scale", () => {
+      log = !log;
       scale.setAttribute("aria-pressed", log);
-    } else log = false;
+      draw();
+    });
+    const offer = () => {
+      scale.hidden = plot.fromZero || !positive();
+      log &&= !scale.hidden;
+      scale.setAttribute("aria-pressed", log);
+    };
+    offer();
     button("reset", "Show all steps again; drag over the plot to zoom", () => draw());
-    charts.add(() => chart?.redraw(false));
+    charts.set(figure, {
+      redraw: () => chart?.redraw(false),
+      update: text => {  // a new state of the same plot: zoom, scale and hidden curves stay
+        figure.dataset.plot = text;
+        plot = JSON.parse(text);
+        data = joined(plot);
+        offer();
+        if (!chart) return;
+        const {min, max} = chart.scales.x, zoomed = chart.zoomed;
+        draw();
+        if (zoomed) {
+          chart.zoomed = true;
+          chart.setScale("x", {min, max});
+        }
+      },
+    });
     new ResizeObserver(() => {
       if (!place.clientWidth) return;  // in details that are closed
       if (chart) chart.setSize({width: place.clientWidth, height: plot.height});
@@ -196,25 +216,36 @@
   }
 
   function stack(box) {  // a table too wide for a phone: its cells below each other, with their heads beside them
-    const table = box.querySelector("table"), rows = [...table.tBodies].flatMap(body => [...body.rows]);
-    const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
-    if (!heads.length || rows.length * heads.length > 80) return;  // below each other, they would fill many screens
-    for (const row of rows) [...row.cells].forEach((cell, at) => {
-      cell.dataset.label = heads[at] || "";
-      cell.toggleAttribute("data-empty", !cell.textContent.trim());
-    });
+    const table = box.querySelector("table");
+    const fit = () => {
+      const rows = [...table.tBodies].flatMap(body => [...body.rows]);
+      const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
+      table.classList.remove("stacked");
+      if (!heads.length || rows.length * heads.length > 80) return;  // below each other, they would fill many screens
+      for (const row of rows) [...row.cells].forEach((cell, at) => {
+        cell.dataset.label = heads[at] || "";
+        cell.toggleAttribute("data-empty", !cell.textContent.trim());
+      });
+      table.classList.toggle("stacked", innerWidth <= 560 && box.scrollWidth > box.clientWidth);
+    };
     let width = 0;
     new ResizeObserver(() => {
       if (box.clientWidth === width) return;
       width = box.clientWidth;
-      table.classList.remove("stacked");
-      table.classList.toggle("stacked", innerWidth <= 560 && box.scrollWidth > width);
+      fit();
     }).observe(box);
+    tables.set(box, fit);
   }
 
-  document.querySelectorAll(".scroll:has(table)").forEach(stack);
-  document.querySelectorAll("button[data-copy]").forEach(copy);
-  document.querySelectorAll("figure[data-plot]").forEach(show);
-  const redraw = () => charts.forEach(again => again());
+  function enhance(root) {
+    const all = selector => [...(root.matches?.(selector) ? [root] : []), ...root.querySelectorAll(selector)];
+    all(".scroll:has(table)").forEach(stack);
+    all("button[data-copy]").forEach(copy);
+    all("figure[data-plot]").forEach(show);
+  }
+
+  enhance(document);
+  globalThis.batonPage = {enhance, figures: charts, tables};
+  const redraw = () => charts.forEach(chart => chart.redraw());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 })();

@@ -95,6 +95,7 @@ class RunReport:
     has_quality_page: bool = False
     mlflow_url: str | None = None  # of the tracking run's page
     gpu_use: GpuUse | None = None
+    progress: documents.Progress | None = None  # of the chunk that trains just now
 
     @property
     def is_live(self) -> bool:
@@ -127,6 +128,16 @@ class RunReport:
     @property
     def steps(self) -> int:
         return self.newest.step if self.newest else 0
+
+    @property
+    def reached(self) -> int:
+        """Newest step trained, committed or not, as far as it is known."""
+        return max(self.steps, self.progress.step if self.progress else 0)
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a step in the chunk that trains just now, 0 where none does."""
+        return self.progress.seconds_per_step if self.progress else 0.0
 
     @property
     def skipped(self) -> Sequence[int]:

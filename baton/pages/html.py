@@ -14,10 +14,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from baton.pages import plots
 
 
-def environment(folder: Path) -> Environment:
+def environment(*folders: Path) -> Environment:
     """Returns a loader of page templates, which may extend `page.html.j2` and import `macros.html.j2`."""
     made = Environment(
-        loader=FileSystemLoader([folder, Path(__file__).parent]),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_encodable,

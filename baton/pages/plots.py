@@ -174,18 +174,19 @@ def _short(value: float) -> float:
 
 
 @cache
-def script() -> Markup:
-    """Returns uPlot with its licence, and `charts.js`, as one script."""
+def script(live: bool = False) -> Markup:
+    """Returns uPlot with its licence, `charts.js`, and for a page that lives `live.js`, as one script."""
     licence = (FOLDER / "uplot/LICENSE.txt").read_text(encoding="utf-8").strip()
     library = (FOLDER / "uplot/uPlot.iife.min.js").read_text(encoding="utf-8").strip()
-    ours = (FOLDER / "charts.js").read_text(encoding="utf-8").strip()
-    return Markup(f"\n/* uPlot\n{licence}\n*/\n{library}\n{ours}\n")
+    ours = [(FOLDER / name).read_text(encoding="utf-8").strip() for name in ("charts.js", "live.js")[: 1 + live]]
+    own = "\n".join(ours)
+    return Markup(f"\n/* uPlot\n{licence}\n*/\n{library}\n{own}\n")
 
 
 @cache
-def script_digest() -> str:
+def script_digest(live: bool = False) -> str:
     """Returns the script's digest, which a page's policy allows alone."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    return "sha256-" + base64.b64encode(hashlib.sha256(script(live).encode()).digest()).decode()
 
 
 @cache

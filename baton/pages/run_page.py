@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from jinja2 import Environment
+
 from baton.pages import collect, html, plots
 from baton.pages.collect import ChunkAttempts, ProofEntry, RunReport
 from baton.pages.html import count, duration, number, size
@@ -301,10 +303,18 @@ class ResumeProof:
     sentence: str
 
 
-def render(report: RunReport) -> str:
-    """Returns the report as one HTML document; the same report gives the same bytes."""
-    environment = html.environment(Path(__file__).parent)
-    environment.filters |= {"clip": clip}
+def environment(*folders: Path) -> Environment:
+    """Returns a loader of this page's template, and of templates in other folders that extend it."""
+    made = html.environment(*folders, Path(__file__).parent)
+    made.filters |= {"clip": clip}
+    return made
+
+
+def render(report: RunReport, *, live: bool = False, note: str = "") -> str:
+    """Returns the report as one HTML document; the same report gives the same bytes.
+
+    `live` is the form that `baton watch` serves; `note` is a remark above the figures.
+    """
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
@@ -312,8 +322,11 @@ def render(report: RunReport) -> str:
     checkpoints = [entry.part for entry in reversed(report.proof) if not entry.gone]
     lost = sum(entry["loss"] is not None and not math.isfinite(entry["loss"]) for entry in report.losses)
     curve_note = f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve."
-    return environment.get_template("run_page.html.j2").render(
+    template = environment().get_template("run_page.html.j2")
+    return template.render(
         report=report,
+        live=live,
+        note=note,
         tone=tone,
         sentence=sentence,
         tiles=tiles(report),
@@ -372,14 +385,14 @@ def _progress(report: RunReport) -> str:
     planned = max([*report.targets, report.steps])
     if not planned:
         return "Preparing the data." if report.is_live else f"{report.state.capitalize()}, before the first step."
-    chunk = sum(end <= report.steps for end in report.targets) + 1
+    chunk = sum(end <= report.reached for end in report.targets) + 1
     if chunk > len(report.targets):
         is_well = report.state in ("running", "succeeded")
         what = "Trained" if is_well else f"{report.state.capitalize()} after training"
         place = f"all {count(planned, 'step')}"
     else:
         what = "Training" if report.is_live else report.state.capitalize()
-        place = f"step {report.steps:,} of {planned:,}, chunk {chunk} of {len(report.targets)}"
+        place = f"step {report.reached:,} of {planned:,}, chunk {chunk} of {len(report.targets)}"
     losses = plots.series(report.losses, "loss")
     return f"{what}: {place}{f'; loss {number(losses[-1][1])}' if losses else ''}."
 
@@ -528,16 +541,22 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     if (accuracy := figures_after.get("reward_accuracy")) is not None:
         remark = f"margin {number(figures_after.get('reward_margin'))} nats"
         shown.append(("Reward accuracy", f"{accuracy:.0%}", remark))
-    if report.steps:
+    if report.reached:
         num_chunks = len(report.targets)
-        begun = sum(end <= report.steps for end in report.targets) + 1
+        begun = sum(end <= report.reached for end in report.targets) + 1
         is_over = report.is_trained or begun > num_chunks
         extent = (
             f"in {count(num_chunks, 'chunk')}"
             if is_over
             else f"of {report.targets[-1]:,}, chunk {begun} of {num_chunks}"
         )
-        shown.append(("Steps", f"{report.steps:,}", extent))
+        shown.append(("Steps", f"{report.reached:,}", extent))
+    if report.pace and report.plan:
+        left = (report.plan.num_steps - report.reached) * report.pace
+        shown.append(("Time left", duration(left), "of training, at the pace of this chunk"))
+        tokens = report.tokens.tokens / report.plan.steps_per_epoch / report.pace if report.tokens else 0.0
+        told = f"{number(1 / report.pace)} steps a second"
+        shown.append(("Throughput", number(tokens) if tokens else told, f"tokens a second, {told}" if tokens else ""))
     if report.trained_tokens:
         shown.append(("Tokens trained", number(report.trained_tokens), ""))
     if report.split and report.split.train is not None:
@@ -548,6 +567,9 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
         shown.append(("Parameters", number(parameters), "all trained" if trained == parameters else remark))
     if total := chunk_seconds(report.chunk_attempts):
         shown.append(("Time in chunks", duration(total), f"in {count(len(report.chunk_attempts), 'attempt')}"))
+        if report.newest and report.newest.fingerprint.device not in ("", "cpu"):
+            hours = total * (report.newest.fingerprint.world_size or 1) / 3600
+            shown.append(("GPU-hours", number(hours), "of all chunks that have ended"))
     if use := report.gpu_use:
         memory = f"up to {size(round(use.megabytes * 1e6))} in use" if use.megabytes else ""
         shown.append(("GPU use", "—" if use.utilization is None else f"{use.utilization:.0f}%", memory))

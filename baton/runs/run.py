@@ -477,6 +477,12 @@ class Sweep(DocumentFolder):
     def scores(self, run: str | Run) -> list[TrialScore]:
         return (run if isinstance(run, Run) else Run(self.storage, run)).read_all(TrialScore, "scores")
 
+    def requests(self) -> dict[str, TrialRequest]:
+        """Returns the newest request for each trial that has one."""
+        names = [name.removesuffix(".json") for name in self.storage.list(self.path("control"))]
+        found = zip(names, self.storage.runtime.each(self.request, names), strict=True)
+        return {trial: request for trial, request in found if request}
+
     def request(self, trial_id: str) -> TrialRequest | None:
         return self.read(TrialRequest, trial_id)
 

@@ -1,9 +1,12 @@
 """Page of a sweep: leader, stopped trials, saved time, and learning curves."""
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment
 
 from baton.pages import html as rendering
 from baton.pages import plots
@@ -95,12 +98,21 @@ def publish(sweep: Sweep, number: int) -> str:
     return page
 
 
-def render(view: View) -> str:
-    """Returns one HTML document that loads nothing; the same view gives the same bytes."""
-    environment = rendering.environment(Path(__file__).parent)
-    environment.filters |= {"value": value_text, "long": duration, "score": score_text}
+def environment(*folders: Path) -> Environment:
+    """Returns a loader of this page's template, and of templates in other folders that extend it."""
+    made = rendering.environment(*folders, Path(__file__).parent)
+    made.filters |= {"value": value_text, "long": duration, "score": score_text}
+    return made
+
+
+def render(view: View, *, live: bool = False, note: str = "") -> str:
+    """Returns one HTML document that loads nothing; the same view gives the same bytes.
+
+    `live` is the form that `baton watch` serves, with buttons; `note` is a remark above the figures.
+    """
     tone, word = state(view)
-    return environment.get_template("sweep.html.j2").render(
+    template = environment().get_template("sweep.html.j2")
+    return template.render(
         view=view,
         tone=tone,
         word=word,
@@ -111,6 +123,12 @@ def render(view: View) -> str:
         names={path: _short(path, view.parameters) for path in view.parameters},
         tones=TONES,
         where=where,
+        pending=pending,
+        acts=acts,
+        as_set=as_set,
+        origins={trial.run: trial.id for trial in view.trials},
+        live=live,
+        note=note,
         family=list(lineage.walk(view.families)),
     )
 
@@ -177,7 +195,42 @@ def where(trial: Trial) -> str:
     if trial.state == "ended":
         place = "number {} of {}".format(*trial.beaten) if trial.beaten else trial.why
         return f"trained to its end{f'; {place}' if place else ''}"
-    return f"advanced from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
+    told = f"advanced from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
+    return f"{told}, trains now" if trial.trains and trial.state == "goes on" else told
+
+
+def pending(trial: Trial, *, is_over: bool) -> str:
+    """Returns the request that no rung of a sweep has taken up yet, in words."""
+    if trial.asked == "stop" and trial.is_alive and trial.state not in ("won", "ended"):
+        return "asked to stop, at its next chunk boundary"
+    if trial.asked == "go" and not trial.is_alive:
+        return f"asked to resume, {'once the sweep is started again' if is_over else 'at the next rung'}"
+    if trial.asked == "go" and trial.state not in ("won", "ended"):
+        return "advances at each rung, whatever its place"
+    return ""
+
+
+def acts(trial: Trial) -> list[tuple[str, str, str]]:
+    """Returns the requests that a person may give for a trial now: name, word and effect of each."""
+    given = []
+    if trial.is_alive and trial.state not in ("won", "ended"):
+        if trial.asked != "stop":
+            given.append(("stop", "Stop", "Stop at the next chunk boundary"))
+        if trial.asked != "go":
+            given.append(("promote", "Promote", "Advance at each rung, whatever its place, and train to the end"))
+    elif trial.state in ("stopped", "failed"):
+        if trial.asked == "go":
+            given.append(("stop", "Stop", "Stay stopped"))
+        else:
+            given.append(("resume", "Resume", "Come back at the next rung, and train to the end"))
+    if trial.scores:  # and so a checkpoint
+        given.append(("clone", "Clone", "Add a trial that starts at its newest checkpoint, with changes"))
+    return given
+
+
+def as_set(values: Mapping[str, Any]) -> str:
+    """Returns values as lines for `--set`."""
+    return "\n".join(f"{path}={json.dumps(value)}" for path, value in values.items())
 
 
 def value_text(value: Any) -> str:

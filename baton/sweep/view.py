@@ -1,14 +1,14 @@
 """Content of a sweep's page, read from the store, with its trials ranked."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.runs import lineage
-from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner
+from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, TrialState, Winner
 from baton.runs.plan import Plan
 from baton.runs.run import Run, Sweep
 from baton.runtime import SYSTEM
@@ -46,6 +46,8 @@ class Trial:
     rank: int | None = None  # from 1; None without a score
     parent: Json | None = None  # run and step of a fork's origin
     report: bool = False
+    asked: TrialState | None = None  # newest request
+    trains: bool = False  # just now, as far as a page that lives knows
 
     @property
     def score(self) -> float | None:
@@ -91,13 +93,19 @@ class Cost:
     gpu_hours_all: float | None
 
 
-def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
-    document, rungs = sweep.document(), sweep.rungs()
+ReadTrial = Callable[[Sweep, TrialEntry, bool], Trial]
+
+
+def gather(sweep: Sweep, *, with_losses: bool = True, read: ReadTrial | None = None, families: bool = True) -> View:
+    """Reads a sweep; `families` reads the other runs of its store, where a trial is a fork."""
+    document, rungs, read = sweep.document(), sweep.rungs(), read or read_trial
     recipe: Mapping[str, Any] = document.recipe
     winner = sweep.read(Winner)
-    read = [trial.id for trial in document.trials[: MAX_CURVES if with_losses else 0]]
-    rows = {trial.id: trial for trial in document.trials}
-    trials = SYSTEM.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
+    drawn = [trial.id for trial in document.trials[: MAX_CURVES if with_losses else 0]]
+    trials = SYSTEM.each(lambda row: read(sweep, row, row.id in drawn), document.trials)
+    requests = sweep.requests()
+    for trial in trials:
+        trial.asked = requests[trial.id].state if trial.id in requests else None
     _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
     # First by progress, then by score; a score that is no number comes last.
     sign = 1 if document.mode == "min" else -1
@@ -128,7 +136,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
         rungs=rungs,
         num_rungs=len(document.rungs),
         gpus=int(resources.get("gpus", 0)) * int(nodes["max"] if isinstance(nodes, dict) else nodes),
-        families=_families(sweep, trials),
+        families=_families(sweep, trials) if families else {},
     )
 
 
@@ -149,7 +157,8 @@ def cost(view: View) -> Cost:
     return Cost(steps, steps_all, seconds, seconds_all, seconds * hours, seconds_all * hours if seconds_all else None)
 
 
-def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:
+def read_trial(sweep: Sweep, row: TrialEntry, with_losses: bool) -> Trial:
+    """Returns a trial as its run tells, without a rung's verdict."""
     run = Run(sweep.storage, row.run)
     trial = Trial(row.id, row.run, row.values, parent=row.parent)
     present = set(sweep.storage.list(run.path()))

@@ -56,7 +56,7 @@ ACTS = {
     "sweep run", "sweep stop", "demo", "diff",
     "kfp compile", "kfp heal", "kfp schedule", "kfp submit", "kfp unschedule", "logs", "open",
     "runs merge", "runs prune", "runs remove", "stop", "verify chunks", "verify exports", "verify keys new",
-    "verify kills", "verify replay", "verify signature",
+    "verify kills", "verify replay", "verify signature", "watch", "sweep watch",
 }  # fmt: skip
 """Commands that do something, and `checkpoints show`, whose answer is JSON in any case."""
 

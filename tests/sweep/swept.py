@@ -37,12 +37,19 @@ class Swept:
         parameters: The recipe's `sweep.parameters`.
         rungs: Chunk and number of those kept, of each rung there will be.
         gpus: Accelerators of a trial.
+        store: Address of its store; by default a folder.
     """
 
     def __init__(
-        self, folder: Path, count: int, parameters: dict[str, Any], rungs: list[tuple[int, int]], gpus: int = 1
+        self,
+        folder: Path,
+        count: int,
+        parameters: dict[str, Any],
+        rungs: list[tuple[int, int]],
+        gpus: int = 1,
+        store: str = "",
     ) -> None:
-        self.storage = Storage(str(folder / "store"))
+        self.storage = Storage(store or str(folder / "store"))
         self.folder = folder
         self.sweep = Sweep(self.storage, "sweep")
         self.rungs = rungs

@@ -94,6 +94,28 @@ def test_at_its_end_the_winner_is_named_and_the_others_are_beaten(tmp_path: Path
     assert page.where(view.trials[1]) == "trained to its end; number 2 of 2"
 
 
+FREE = "advances at each rung, whatever its place"
+ACTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "has not begun": ({}, ["stop", "promote"], ""),
+    "trains": ({"state": "training", "scores": [(1, 2.0)]}, ["stop", "promote", "clone"], ""),
+    "asked to stop": ({"state": "training", "asked": "stop"}, ["promote"], "asked to stop, at its next chunk boundary"),
+    "promoted": ({"state": "goes on", "asked": "go", "scores": [(1, 2.0)]}, ["stop", "clone"], FREE),
+    "stopped": ({"state": "stopped", "scores": [(1, 2.0)]}, ["resume", "clone"], ""),
+    "stopped as asked": ({"state": "stopped", "asked": "stop"}, ["resume"], ""),
+    "to resume": ({"state": "stopped", "asked": "go"}, ["stop"], "asked to resume, at the next rung"),
+    "failed": ({"state": "failed"}, ["resume"], ""),
+    "won": ({"state": "won", "scores": [(1, 2.0)]}, ["clone"], ""),
+    "trained to its end": ({"state": "ended", "asked": "stop", "scores": [(1, 2.0)]}, ["clone"], ""),
+}
+
+
+@pytest.mark.parametrize(("state", "acts", "pending"), ACTS.values(), ids=ACTS)
+def test_a_trial_offers_what_a_person_may_ask(state: dict[str, Any], acts: list[str], pending: str) -> None:
+    trial = sweep_view.Trial("t000", "s-t000", {}, **state)
+    assert [act for act, _, _ in page.acts(trial)] == acts
+    assert page.pending(trial, is_over=False) == pending
+
+
 STOPPED: dict[str, tuple[dict[str, Any], bool, str, str]] = {
     "failed": (
         {"cause": "failed", "why": "asked too much of it, failed"},
