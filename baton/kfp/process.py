@@ -42,6 +42,12 @@ def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
     run_chunk(run_uri, index, tuple(leave_out))
 
 
+def take_turns(first: int, last: int, runs: list[str]) -> None:
+    from baton.train.turns import take_turns
+
+    take_turns(runs, first, last)
+
+
 def checkpoint(run_uri: str, index: int) -> None:
     from baton.checkpoint.proof import promote
 
@@ -122,6 +128,7 @@ STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments â
     preview: "preview",
     survey: "data split",
     train_chunk: "train chunk {index}",
+    take_turns: "train chunks {first} to {last}",
     checkpoint: "checkpoint {index}",
     evaluate: "evaluate",
     begin: "begin bracket {bracket}",
@@ -139,6 +146,7 @@ def main() -> None:
         for name, kind in function.__annotations__.items():
             if kind in (str, int, Path):
                 arguments.add_argument(name, type=kind)
+    stages.choices["take_turns"].add_argument("runs", nargs="+")
     stages.choices["train_chunk"].add_argument(
         "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
     )

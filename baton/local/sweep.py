@@ -7,9 +7,11 @@ one chunk, the next process fetches its files and builds its trainer.
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from baton import events
@@ -23,8 +25,10 @@ from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import ORIGIN, Run, Sweep, now
+from baton.runtime import through_skips
 from baton.source import credentials
 from baton.store.manifest import usable_manifest
+from baton.sweep import sharing
 from baton.sweep.search import PlannedRung, brackets
 
 
@@ -104,9 +108,45 @@ class LocalSweep:
     def _train(self, rung: PlannedRung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
         runs = [Run.open(uri) for uri in survivors]
+        if self.recipe.sweep and self.recipe.sweep.device == "shared":
+            for group in sharing.groups(self.sweep, runs, self._on_event):
+                runs = [run for run in runs if run not in group]
+                self._in_turns(group, rung)
         for index in range(rung.first, rung.chunk + 1):
             runs = [run for run in runs if self._one(run, index)]
         self._finish_beside()
+
+    def _in_turns(self, runs: list[Run], rung: PlannedRung) -> None:
+        """Trains the chunks of a rung inside one process, begun again without a trial that fails."""
+        trials = {run.need(TrialInfo).id: run for run in runs}
+        turn: events.Turn | None = None
+        failed: Counter[events.Turn] = Counter()
+
+        def heard(event: events.Event) -> None:
+            nonlocal turn
+            name = f"{turn.trial}: train chunk {turn.chunk}" if turn else ""
+            if isinstance(event, events.Turn):
+                turn = event
+                if event.state == "done":
+                    self._trained(trials[event.trial], event.chunk)
+                event = events.Stage(f"{event.trial}: train chunk {event.chunk}", event.state)
+            elif isinstance(event, events.Error) and name:
+                event = replace(event, stage=name)
+            elif isinstance(event, events.Stage):
+                return
+            self._on_event(event)
+
+        while trials:
+            arguments = [str(rung.first), str(rung.chunk), *(run.uri for run in trials.values())]
+            try:
+                through_skips(partial(processes.run, processes.TAKE_TURNS, arguments, heard, self._launch))
+                return
+            except BatonError as error:
+                if turn is None or turn.state == "done":  # of no trial
+                    raise
+                failed[turn] += 1
+                if self._is_out(trials[turn.trial], turn.chunk, failed[turn], error):
+                    del trials[turn.trial]
 
     def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
@@ -127,15 +167,25 @@ class LocalSweep:
                 processes.train_chunk(run.uri, index, self._named(trial), self._launch)
                 break
             except BatonError as error:
-                if attempt == TRIES or isinstance(error, UserError):
-                    run.write(TrialFailure(chunk=index, message=error.message, at=now()))
-                    self._on_event(processes.TrialFailed(trial, index, error.message))
+                if self._is_out(run, index, attempt, error):
                     return False
-                logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
+        self._trained(run, index)
+        return True
+
+    def _is_out(self, run: Run, index: int, attempt: int, error: BatonError) -> bool:
+        """Tells whether a trial has failed for good, and notes it."""
+        trial = run.need(TrialInfo).id
+        if attempt < TRIES and not isinstance(error, UserError):
+            logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
+            return False
+        run.write(TrialFailure(chunk=index, message=error.message, at=now()))
+        self._on_event(processes.TrialFailed(trial, index, error.message))
+        return True
+
+    def _trained(self, run: Run, index: int) -> None:
         self._later(processes.CHECKPOINT, run.uri, str(index))
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
         run.remove(TrialFailure)
-        return True
 
     def _later(self, program: str, *arguments: str) -> None:
         """Runs a stage in parallel with the next ones, unseen."""

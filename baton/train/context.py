@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -17,6 +18,9 @@ from baton.runs.documents import StagePhase
 from baton.runs.plan import Plan
 from baton.runs.run import Run, state_identity
 from baton.train.distributed import Ranks
+
+if TYPE_CHECKING:
+    from baton.train.kept import KeptModels
 
 
 class Clock:
@@ -70,9 +74,12 @@ class TrainContext:
     identity: str  # digest of recipe, data, model, code and plan, which a checkpoint must have to be resumed
     ranks: Ranks
     clock: Clock
+    kept: KeptModels | None = None  # of a process that trains other trials too
 
     @classmethod
-    def open(cls, run_uri: str, index: int, clock: Clock | None = None) -> TrainContext:
+    def open(
+        cls, run_uri: str, index: int, clock: Clock | None = None, kept: KeptModels | None = None
+    ) -> TrainContext:
         """Reads a chunk from the store; `UserError` if it does not exist or this Baton cannot continue the run."""
         clock = clock or Clock()  # before the first request
         run = Run.open(run_uri)
@@ -91,6 +98,7 @@ class TrainContext:
             identity=state_identity(run, recipe, plan),
             ranks=Ranks.here(),
             clock=clock,
+            kept=kept,
         )
 
     def resolved_again(self) -> TrainContext:

@@ -1,0 +1,79 @@
+"""Trials that take turns inside one process, which loads their base once: chunk by chunk, each a turn.
+
+A turn is the chunk that a process of its own would train: it restores the trial's checkpoint by the same code, compares
+the whole state before its first step, trains, and commits. `fresh` then makes the process as it was before the turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+
+from baton import events
+from baton.errors import BatonError
+from baton.runs.outcomes import TrialInfo
+from baton.runs.run import Run, Sweep
+from baton.train import imports
+from baton.train.chunk import Ending, run_chunk
+from baton.train.context import Clock
+from baton.train.kept import KeptModels
+
+
+def take_turns(runs: Sequence[str], first: int, last: int) -> None:
+    """Trains chunks `first` to `last` of trials, given by their runs' addresses, each for all before the next one.
+
+    Trials that are asked to stop, or have a score of a later chunk, have no turn. `BatonError` for a preemption.
+    """
+    kept, clock = KeptModels(), Clock()
+    trials = [(run, run.need(TrialInfo)) for run in map(Run.open, runs)]
+    imports.import_training_stack(trials[0][0].recipe())
+    gc.freeze()
+    for index in range(first, last + 1):
+        for run, trial in trials:
+            sweep = Sweep(run.storage, trial.sweep)
+            request = sweep.request(trial.id)
+            scored = max((score.chunk for score in sweep.scores(run)), default=0)
+            if index < scored or (request is not None and request.state == "stop"):
+                continue
+            events.emit(events.Turn(trial=trial.id, chunk=index, state="started"))
+            with fresh():
+                outcome = run_chunk(run.uri, index, clock=clock, kept=kept)
+            assert outcome  # of the only rank
+            if outcome.ending is Ending.PARTIAL:
+                raise BatonError(f"this machine is preempted; step {outcome.step} of trial {trial.id} is saved.")
+            events.emit(events.Turn(trial=trial.id, chunk=index, state="done"))
+            clock.restart()
+
+
+@contextlib.contextmanager
+def fresh() -> Iterator[None]:
+    """Puts a process back after a block, as far as a chunk changes it: random state, settings, libraries' own state.
+
+    Settings that decide what libraries do when they are imported or first used must be those of the next chunk too.
+    """
+    import torch
+    from accelerate.state import AcceleratorState, GradientState
+
+    from baton.models import rng
+
+    variables, threads, dtype = dict(os.environ), torch.get_num_threads(), torch.get_default_dtype()
+    mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+    try:
+        with warnings.catch_warnings(), rng.undisturbed():
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+        imports.use_deterministic(mode == 2)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        # The trainer and its model are in circles, and the next one needs their memory.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
