@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from baton import events
@@ -28,8 +27,8 @@ from baton.runs.run import ORIGIN, Run, Sweep, now
 from baton.runtime import through_skips
 from baton.source import credentials
 from baton.store.manifest import usable_manifest
-from baton.sweep import sharing
 from baton.sweep.search import PlannedRung, brackets
+from baton.sweep.sharing import share
 
 
 def export_best_trial(run: Run, sweep: str, on_event: Callable[[events.Event], None]) -> None:
@@ -109,37 +108,46 @@ class LocalSweep:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
         runs = [Run.open(uri) for uri in survivors]
         if self.recipe.sweep and self.recipe.sweep.device == "shared":
-            for group in sharing.groups(self.sweep, runs, self._on_event):
-                runs = [run for run in runs if run not in group]
-                self._in_turns(group, rung)
+            by_trial = {run.need(TrialInfo).id: run for run in runs}
+            sharing = share({trial: run.resolved_recipe() for trial, run in by_trial.items()})
+            for reason in sharing.reasons:
+                self._on_event(events.NoEffect(f"sweep.device: shared: {reason}"))
+            for group in sharing.groups:
+                self._take_turns({trial: by_trial[trial] for trial in group}, rung)
+            runs = [by_trial[trial] for trial in sharing.apart]
         for index in range(rung.first, rung.chunk + 1):
             runs = [run for run in runs if self._one(run, index)]
         self._finish_beside()
 
-    def _in_turns(self, runs: list[Run], rung: PlannedRung) -> None:
-        """Trains the chunks of a rung inside one process, begun again without a trial that fails."""
-        trials = {run.need(TrialInfo).id: run for run in runs}
+    def _take_turns(self, trials: dict[str, Run], rung: PlannedRung) -> None:
+        """Trains the chunks of a rung inside one process, begun again after a failure, at last without its trial."""
         turn: events.Turn | None = None
         failed: Counter[events.Turn] = Counter()
 
         def heard(event: events.Event) -> None:
             nonlocal turn
-            name = f"{turn.trial}: train chunk {turn.chunk}" if turn else ""
             if isinstance(event, events.Turn):
                 turn = event
                 if event.state == "done":
                     self._trained(trials[event.trial], event.chunk)
                 event = events.Stage(f"{event.trial}: train chunk {event.chunk}", event.state)
-            elif isinstance(event, events.Error) and name:
-                event = replace(event, stage=name)
-            elif isinstance(event, events.Stage):
+            elif isinstance(event, events.Error) and turn:
+                event = replace(event, stage=f"{turn.trial}: train chunk {turn.chunk}")
+            elif isinstance(event, events.Stage):  # the process's
                 return
             self._on_event(event)
 
+        def train() -> None:
+            process = self._launch(processes.TAKE_TURNS, [str(rung.first), str(rung.chunk), *uris])
+            failure = processes.follow(process, heard)
+            chunk = str(turn.chunk if turn else rung.first)
+            failure = failure and replace(failure, stage=f"train chunk {chunk}")
+            processes.require_success(processes.TRAIN_CHUNK, ["", chunk], process, failure)
+
         while trials:
-            arguments = [str(rung.first), str(rung.chunk), *(run.uri for run in trials.values())]
+            uris = [run.uri for run in trials.values()]
             try:
-                through_skips(partial(processes.run, processes.TAKE_TURNS, arguments, heard, self._launch))
+                through_skips(train)
                 return
             except BatonError as error:
                 if turn is None or turn.state == "done":  # of no trial

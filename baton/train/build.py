@@ -456,16 +456,12 @@ def trainer_setup(
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
 
-
     def start_model(*, weights: bool, shares: bool) -> PreTrainedModel:
         load = functools.partial(loading.start_model, recipe, tokenizer, base, weights=weights)
-        # bitsandbytes' weights are more than their numbers, which a copy would have to follow.
-        if kept is None or recipe.model.quantization:
-            return load()
-        device = "cuda" if recipe.resources.gpus else "cpu"
-        return kept.copy((pinned.BASE, recipe.seed, weights), load, device=device, shares=shares)
+        return kept.copy(pinned.BASE, weights, load, seed=recipe.seed, shares=shares) if kept else load()
 
-    model = start_model(weights=start_weights, shares=recipe.adapter is not None)
+    # PEFT trains biases in the base's own weights.
+    model = start_model(weights=start_weights, shares=recipe.adapter is not None and recipe.adapter.bias == "none")
     moves = getattr(getattr(recipe.training, recipe.training.method, None), "sync_reference", None)
     if recipe.training.trainable:
         trainable.freeze(model, recipe.training.trainable)

@@ -77,9 +77,7 @@ class TrainContext:
     kept: KeptModels | None = None  # of a process that trains other trials too
 
     @classmethod
-    def open(
-        cls, run_uri: str, index: int, clock: Clock | None = None, kept: KeptModels | None = None
-    ) -> TrainContext:
+    def open(cls, run_uri: str, index: int, clock: Clock | None = None, kept: KeptModels | None = None) -> TrainContext:
         """Reads a chunk from the store; `UserError` if it does not exist or this Baton cannot continue the run."""
         clock = clock or Clock()  # before the first request
         run = Run.open(run_uri)

@@ -3,48 +3,85 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-Loader = Callable[[], "PreTrainedModel"]
+
+@dataclass(frozen=True)
+class _Kept:
+    key: Hashable
+    seed: int
+    model: PreTrainedModel
+    versions: list[int]  # of its weights, counted by torch at each write in place
+    drawn: dict[str, Any] | None  # random state that loading left, None where it draws nothing after the seed
+
+    def is_of(self, key: Hashable, seed: int) -> bool:
+        # Counts tell of a trial that wrote to weights which it shares, as an unknown kind of adapter may.
+        return self.key == key and self.versions == _versions(self.model) and (not self.drawn or self.seed == seed)
 
 
 class KeptModels:
-    """Copies of models that were loaded once; each is what loading it again would give, random state included.
-
-    Weights that a trial does not train are not copied. One that writes to them all the same, in place, is noticed at
-    the next copy, which is loaded again.
-    """
+    """Copies of models that were loaded once; each is as if loaded again, random state included."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], tuple[PreTrainedModel, list[int], dict[str, Any]]] = {}
+        self._kept: dict[str, _Kept] = {}
 
-    def copy(self, key: tuple[Any, ...], load: Loader, *, device: str, shares: bool) -> PreTrainedModel:
-        """Returns a model of its own for a trial.
+    def copy(
+        self,
+        role: str,
+        key: Hashable,
+        load: Callable[[], PreTrainedModel],
+        *,
+        seed: int,
+        shares: bool,
+    ) -> PreTrainedModel:
+        """Returns a model for one trial.
 
         Args:
-            key: Everything that the loaded model depends on, its role first; one is kept for a role.
-            load: Loads it, and leaves the random state that training goes on from.
-            device: Place of the weights that are kept.
-            shares: Whether the trial leaves the weights as they are, as an adapter does.
+            role: Only the newest model of a role is kept.
+            key: Value that is equal where `load` gives the same model.
+            load: Seeds the process and loads the model.
+            seed: Seed that `load` begins with.
+            shares: Whether the copy has the kept weights themselves, for a trial that does not train them.
         """
+        from transformers import set_seed
+
         from baton.models import rng
 
-        kept = self._kept.get(key)
-        if kept is None or [value._version for value in kept[0].parameters()] != kept[1]:
-            for other in [other for other in self._kept if other[0] == key[0]]:
-                del self._kept[other]
-            model = load().to(device)
-            self._kept[key] = kept = model, [value._version for value in model.parameters()], rng.capture()
-        model, _, drawn = kept
-        rng.restore(drawn)
-        return copy.deepcopy(model, {id(value): _same(value) for value in model.parameters()} if shares else {})
+        kept = self._kept.get(role)
+        if kept is None or not kept.is_of(key, seed):
+            self._kept.pop(role, None)  # first: two may not fit in memory
+            kept = self._kept[role] = _load(key, load, seed)
+        if kept.drawn:
+            rng.restore(kept.drawn)
+        else:
+            set_seed(seed)
+        same = {id(value): _same(value) for value in kept.model.parameters()} if shares else {}
+        return copy.deepcopy(kept.model, same)
+
+
+def _load(key: Hashable, load: Callable[[], PreTrainedModel], seed: int) -> _Kept:
+    from transformers import set_seed
+
+    from baton.checkpoint.digest import tree_digest
+    from baton.models import rng
+
+    model = load()
+    drawn = rng.capture()
+    set_seed(seed)
+    draws = tree_digest(rng.capture()) != tree_digest(drawn)
+    return _Kept(key, seed, model, _versions(model), drawn if draws else None)
+
+
+def _versions(model: PreTrainedModel) -> list[int]:
+    return [value._version for value in model.parameters()]
 
 
 def _same(value: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Returns another parameter with the same memory, whose writes count as the kept one's."""
+    """Returns another parameter with the same memory; a write to it counts as one to the first."""
     return type(value)(value.detach(), requires_grad=value.requires_grad)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from baton import events
 from baton.errors import BatonError
+from baton.runs.documents import ProofPart
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, Sweep
 from baton.train import imports
@@ -22,15 +23,16 @@ from baton.train.context import Clock
 from baton.train.kept import KeptModels
 
 
-def take_turns(runs: Sequence[str], first: int, last: int) -> None:
+def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str, ...] = ()) -> None:
     """Trains chunks `first` to `last` of trials, given by their runs' addresses, each for all before the next one.
 
-    Trials that are asked to stop, or have a score of a later chunk, have no turn. `BatonError` for a preemption.
+    Trials that are asked to stop, or have a score of the chunk, train nothing. `BatonError` for a preemption. For
+    `leave_out` see `run_chunk`.
     """
     kept, clock = KeptModels(), Clock()
     trials = [(run, run.need(TrialInfo)) for run in map(Run.open, runs)]
     imports.import_training_stack(trials[0][0].recipe())
-    gc.freeze()
+    gc.freeze()  # no collection between turns visits the libraries' objects
     for index in range(first, last + 1):
         for run, trial in trials:
             sweep = Sweep(run.storage, trial.sweep)
@@ -38,14 +40,17 @@ def take_turns(runs: Sequence[str], first: int, last: int) -> None:
             scored = max((score.chunk for score in sweep.scores(run)), default=0)
             if index < scored or (request is not None and request.state == "stop"):
                 continue
-            events.emit(events.Turn(trial=trial.id, chunk=index, state="started"))
-            with fresh():
-                outcome = run_chunk(run.uri, index, clock=clock, kept=kept)
-            assert outcome  # of the only rank
-            if outcome.ending is Ending.PARTIAL:
-                raise BatonError(f"this machine is preempted; step {outcome.step} of trial {trial.id} is saved.")
+            if index > scored:
+                events.emit(events.Turn(trial=trial.id, chunk=index, state="started"))
+                with fresh():
+                    outcome = run_chunk(run.uri, index, leave_out, clock, kept)
+                assert outcome  # of the only rank
+                if outcome.ending is Ending.PARTIAL:
+                    raise BatonError(f"this machine is preempted; step {outcome.step} of trial {trial.id} is saved.")
+                clock.restart()
+            elif run.read(ProofPart, index) is not None:
+                continue
             events.emit(events.Turn(trial=trial.id, chunk=index, state="done"))
-            clock.restart()
 
 
 @contextlib.contextmanager

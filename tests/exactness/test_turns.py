@@ -1,0 +1,87 @@
+"""Trials that take turns inside one process end on the bits of their recipes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run, Sweep
+from baton.store.storage import Storage
+from baton.sweep import search
+from tests.exactness import matrix
+from tests.exactness.matrix import Cell
+
+CHUNKS = 3
+CELLS = [
+    Cell("sft", "lora", "dropout", matrix.dropping("sft", 0.3), quick=True),
+    Cell("sft", "full", "neftune", matrix.training(neftune_alpha=5.0)),
+    Cell("pretrain", "full", "attention dropout", {"model": matrix.SCRATCH}),
+    Cell("dpo", "lora", "dropout", matrix.dropping("dpo", 0.3)),
+    Cell("dpo", "full", "moving reference", matrix.training(dpo={"sync_reference": {"every": 2, "mix": 0.5}})),
+    Cell("reward", "lora", "dropout", matrix.dropping("reward", 0.3)),
+    Cell("grpo", "lora", "dropout", matrix.dropping("grpo", 0.3)),
+    Cell("grpo", "full", "three iterations", matrix.training(grpo={**matrix.WRITES, "num_iterations": 3})),
+    Cell("sft", "lora", "new tokens", {"model": matrix.NEW_TOKENS, **matrix.dropping("sft", 0.2)}),
+    Cell("sft", "full", "skipped steps", matrix.training(guard={"skip": [1, 6, 7, 13], "grad_norm": 1000})),
+    Cell("sft", "full", "early stopping", next(x.changes for x in matrix.cells() if x.feature == "early stopping")),
+]
+PARAMETERS = {"seed": [7, 8], "training.learning_rate": [5e-3, 2e-3]}
+
+
+def swept(recipe: Recipe, name: str, parameters: dict[str, Any]) -> Recipe:
+    document = recipe.model_dump(mode="json")
+    document["sweep"] = {"method": "grid", "parameters": parameters}
+    document["chunks"]["count"] = CHUNKS
+    return load.validate(document, origin=name)
+
+
+def begin(recipe: Recipe, name: str, legs: Any) -> list[Run]:
+    """Returns the runs of a sweep's trials, which have trained nothing."""
+    code, printed = legs.leg(legs.begin_sweep, load.dumps(recipe), name)
+    assert code == 0, printed
+    sweep = Sweep(Storage(recipe.store.uri), name)
+    return [sweep.run(trial) for trial in sweep.document().trials]
+
+
+def alone(recipe: Recipe, runs: list[Run], name: str, legs: Any) -> list[Run]:
+    """Trains each trial's recipe by itself, without a stop, and returns the runs."""
+    sweep = Sweep(runs[0].storage, name)
+    whole = []
+    for trial in sweep.document().trials:
+        own = search.configured(recipe, trial.values, trial.id)
+        whole.append(legs.prepare(own, f"{trial.run}-alone"))
+        legs.cut(whole[-1], [own.training.max_steps])
+        legs.train(whole[-1])
+    return whole
+
+
+def state(run: Run, legs: Any) -> Any:
+    return legs.final(run, max(legs.steps(run))).meta.state
+
+
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, id=cell.name, marks=[] if cell.quick else [pytest.mark.slow]) for cell in CELLS]
+)
+def test_each_trial_ends_on_the_bits_of_its_recipe_alone(cell: Cell, grid: Any, legs: Any) -> None:
+    recipe = swept(grid(cell), cell.name, PARAMETERS if cell.quick else {"seed": [7, 8]})
+    name = f"turns-{cell.name}"
+    runs = begin(recipe, name, legs)
+    # Killed in the first trial's second chunk, and once more while the second one saves it.
+    for kill_at in ("step:9", "phase:save", None):
+        code, printed = legs.leg(legs.turns, [run.uri for run in runs], 1, CHUNKS, (), kill_at)
+        assert code == (-9 if kill_at else 0), printed
+    for run, whole in zip(runs, alone(recipe, runs, name, legs), strict=True):
+        assert state(run, legs) == state(whole, legs)
+        assert legs.losses(run) == legs.losses(whole)
+
+
+def test_random_state_that_another_trial_leaves_is_seen(grid: Any, legs: Any) -> None:
+    recipe = swept(grid(CELLS[0]), "left", {"training.learning_rate": [5e-3, 2e-3]})
+    runs = begin(recipe, "turns-left", legs)
+    code, printed = legs.leg(legs.turns, [run.uri for run in runs], 1, CHUNKS, ("rng",))
+    assert code == 0, printed
+    whole = alone(recipe, runs, "turns-left", legs)
+    assert [state(run, legs)["weights"] for run in runs] != [state(run, legs)["weights"] for run in whole]
