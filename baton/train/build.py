@@ -53,7 +53,7 @@ from baton.train import (
 )
 from baton.train.context import TrainContext
 from baton.train.distributed import Ranks
-from baton.train.kept import KeptModels
+from baton.train.kept import Kept
 from baton.train.protocol import ChunkTrainer, Options
 from baton.train.tokens import ChunkTokens
 from baton.train.trainer import exact_class
@@ -451,7 +451,7 @@ def trainer_setup(
     start_weights: bool = True,
     evaluates: bool | None = None,
     weighs: bool = True,
-    kept: KeptModels | None = None,
+    kept: Kept | None = None,
 ) -> Setup:
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)

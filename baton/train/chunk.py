@@ -22,7 +22,7 @@ from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import distributed, inputs, trainjob
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
-from baton.train.kept import KeptModels
+from baton.train.kept import Kept
 from baton.train.preemption import PreemptionWatch
 from baton.train.score import Scoring
 
@@ -157,7 +157,7 @@ def run_chunk(
     index: int,
     leave_out: tuple[str, ...] = (),
     clock: Clock | None = None,
-    kept: KeptModels | None = None,
+    kept: Kept | None = None,
 ) -> Outcome | None:
     """Trains a run to a chunk's target, unless that is committed.
 

@@ -1,4 +1,4 @@
-"""Models that a process keeps as they were loaded, for trials that train from them in turns."""
+"""Models and files that a process keeps, for trials that train from them in turns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.store.cache import NodeCache
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Loaded:
     key: Hashable
     seed: int
     model: PreTrainedModel
@@ -25,11 +27,12 @@ class _Kept:
         return self.key == key and self.versions == _versions(self.model) and (not self.drawn or self.seed == seed)
 
 
-class KeptModels:
-    """Copies of models that were loaded once; each is as if loaded again, random state included."""
+class Kept:
+    """Models that were loaded once, and a cache of tokens and checkpoints for stores that are not a folder."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
+    def __init__(self, cache: NodeCache | None = None) -> None:
+        self.cache = cache
+        self._kept: dict[str, _Loaded] = {}
 
     def copy(
         self,
@@ -40,7 +43,7 @@ class KeptModels:
         seed: int,
         shares: bool,
     ) -> PreTrainedModel:
-        """Returns a model for one trial.
+        """Returns a model for one trial, as if loaded again, random state included.
 
         Args:
             role: Only the newest model of a role is kept.
@@ -65,7 +68,7 @@ class KeptModels:
         return copy.deepcopy(kept.model, same)
 
 
-def _load(key: Hashable, load: Callable[[], PreTrainedModel], seed: int) -> _Kept:
+def _load(key: Hashable, load: Callable[[], PreTrainedModel], seed: int) -> _Loaded:
     from transformers import set_seed
 
     from baton.checkpoint.digest import tree_digest
@@ -75,7 +78,7 @@ def _load(key: Hashable, load: Callable[[], PreTrainedModel], seed: int) -> _Kep
     drawn = rng.capture()
     set_seed(seed)
     draws = tree_digest(rng.capture()) != tree_digest(drawn)
-    return _Kept(key, seed, model, _versions(model), drawn if draws else None)
+    return _Loaded(key, seed, model, _versions(model), drawn if draws else None)
 
 
 def _versions(model: PreTrainedModel) -> list[int]:

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from baton import events
+from baton import events, machine
+from baton.checkpoint.staging import Staging
 from baton.errors import BatonError
 from baton.runs.documents import ProofPart
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, Sweep
+from baton.store.cache import NodeCache
 from baton.train import imports
 from baton.train.chunk import Ending, run_chunk
 from baton.train.context import Clock
-from baton.train.kept import KeptModels
+from baton.train.kept import Kept
+
+CACHED = 0.25  # share of the free memory for tokens and checkpoints of trials whose turn is not now
 
 
 def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str, ...] = ()) -> None:
@@ -29,28 +36,37 @@ def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str,
     Trials that are asked to stop, or have a score of the chunk, train nothing. `BatonError` for a preemption. For
     `leave_out` see `run_chunk`.
     """
-    kept, clock = KeptModels(), Clock()
+    clock = Clock()
     trials = [(run, run.need(TrialInfo)) for run in map(Run.open, runs)]
     imports.import_training_stack(trials[0][0].recipe())
     gc.freeze()  # no collection between turns visits the libraries' objects
-    for index in range(first, last + 1):
-        for run, trial in trials:
-            sweep = Sweep(run.storage, trial.sweep)
-            request = sweep.request(trial.id)
-            scored = max((score.chunk for score in sweep.scores(run)), default=0)
-            if index < scored or (request is not None and request.state == "stop"):
-                continue
-            if index > scored:
-                events.emit(events.Turn(trial=trial.id, chunk=index, state="started"))
-                with fresh():
-                    outcome = run_chunk(run.uri, index, leave_out, clock, kept)
-                assert outcome  # of the only rank
-                if outcome.ending is Ending.PARTIAL:
-                    raise BatonError(f"this machine is preempted; step {outcome.step} of trial {trial.id} is saved.")
-                clock.restart()
-            elif run.read(ProofPart, index) is not None:
-                continue
-            events.emit(events.Turn(trial=trial.id, chunk=index, state="done"))
+    with Staging() as staging:
+        folder = staging.folder(0)
+        free = min(machine.available_memory(), shutil.disk_usage(folder).free)
+        kept = Kept(NodeCache(folder, CACHED * free))
+        for run, turn in _turns(trials, range(first, last + 1)):
+            events.emit(turn)
+            with fresh():
+                outcome = run_chunk(run.uri, turn.chunk, leave_out, clock, kept)
+            assert outcome  # of the only rank
+            if outcome.ending is Ending.PARTIAL:
+                raise BatonError(f"this machine is preempted; trial {turn.trial} is saved at step {outcome.step}.")
+            events.emit(replace(turn, state="done"))
+            clock.restart()
+
+
+def _turns(trials: Sequence[tuple[Run, TrialInfo]], chunks: range) -> Iterator[tuple[Run, events.Turn]]:
+    for index, (run, trial) in itertools.product(chunks, trials):
+        sweep = Sweep(run.storage, trial.sweep)
+        request = sweep.request(trial.id)
+        scored = max((score.chunk for score in sweep.scores(run)), default=0)
+        if index < scored or (request is not None and request.state == "stop"):
+            continue
+        turn = events.Turn(trial=trial.id, chunk=index, state="started")
+        if index > scored:
+            yield run, turn
+        elif run.read(ProofPart, index) is None:  # killed before the sweep had begun to check the checkpoint
+            events.emit(replace(turn, state="done"))
 
 
 @contextlib.contextmanager

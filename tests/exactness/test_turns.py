@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from baton.models import trained
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.recipe.run import Store
 from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
 from baton.sweep import search
@@ -85,3 +87,20 @@ def test_random_state_that_another_trial_leaves_is_seen(grid: Any, legs: Any) ->
     assert code == 0, printed
     whole = alone(recipe, runs, "turns-left", legs)
     assert [state(run, legs)["weights"] for run in runs] != [state(run, legs)["weights"] for run in whole]
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_a_trial_goes_on_from_the_memory_of_its_process(s3_store: str, grid: Any, legs: Any) -> None:
+    """Bytes from a bucket: tokens once for all trials, no checkpoint at all."""
+    recipe = grid(Cell("pretrain", "full", "plain")).model_copy(update={"store": Store(uri=s3_store)})
+    recipe = swept(recipe, "memory", {"training.learning_rate": [5e-3, 2e-3]})
+    runs = begin(recipe, "turns-memory", legs)
+    code, printed = legs.leg(legs.turns, [run.uri for run in runs], 1, CHUNKS)
+    assert code == 0, printed
+    (first,) = runs[0].attempts(1)
+    tokens = trained.tokens_manifest(runs[0])[1]
+    for run in runs:
+        assert run.attempts(2)[0].bytes_received < first.bytes_received - sum(x["size"] for x in tokens.files.values())
+    for run, whole in zip(runs, alone(recipe, runs, "turns-memory", legs), strict=True):
+        assert state(run, legs) == state(whole, legs)
