@@ -1,7 +1,7 @@
 """Trials that may train inside one process: equal in all that a process does once.
 
-A process imports, patches and loads for all its trials. Settings of the trainer alone may differ; every other setting,
-and a new one until somebody decides that it leaves nothing in a process, separates two trials.
+A process imports, patches and loads for all its trials. Settings of the trainer alone may differ; every other setting
+separates two trials, as does a new one until somebody decides that a process keeps nothing of it.
 """
 
 import json
@@ -13,7 +13,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import code_in
 
-# Settings of `training` that change nothing but the trainer's own objects, beside those of its method.
+# Settings of `training` that change the trainer's own objects alone, as those of the method do.
 FREE = (
     *("batch_size", "micro_batch_size", "epochs", "max_steps", "learning_rate", "lr_scheduler", "lr_scheduler_options"),
     *("warmup_steps", "weight_decay", "max_grad_norm", "groups", "adam_betas", "adam_epsilon", "optimizer_options"),

@@ -73,7 +73,7 @@ def _turns(trials: Sequence[tuple[Run, TrialInfo]], chunks: range) -> Iterator[t
 def fresh() -> Iterator[None]:
     """Puts a process back after a block, as far as a chunk changes it: random state, settings, libraries' own state.
 
-    Settings that decide what libraries do when they are imported or first used must be those of the next chunk too.
+    Settings that libraries read at import or first use must be equal in the next block.
     """
     import torch
     from accelerate.state import AcceleratorState, GradientState
