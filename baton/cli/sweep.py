@@ -27,6 +27,7 @@ from baton.store.clouds import ANY_BUCKET
 from baton.store.storage import Storage
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
+from baton.tracking import tracking_run
 
 app = typer.Typer(
     help="Compare many configurations; stop the worse ones early",
@@ -167,7 +168,7 @@ def fork(
 ) -> None:
     """Add a trial that starts at a checkpoint of another, with other values.
 
-    Joins at the next rung and trains to the end.
+    Joins at the next rung, or the next chunk with `sweep.device: shared`, and trains to the end.
     """
     with options.answer(json):
         opened = open_sweep(sweep, store)
@@ -188,12 +189,14 @@ def fork(
         with seals.stage(forked.run, objects.ADOPT, public=key):
             forked.run.write(about.model_copy(update={"id": trial_id, "values": values}))
         opened.add(made)
+        if _shares(opened):  # it may train before a judge begins its tracking
+            tracking_run.start(forked.run, forked.recipe)
         opened.ask(made.id, "go", f"forked from {trial}")
         if json:
             options.print_json({"sweep": opened.name, **made.to_json()})
         else:
             first = f"{made.id}: run {made.run} begins at step {forked.step}"
-            typer.echo("\n".join([first, *forked.lines, f"It joins {_when(opened, 'at the next rung')}."]))
+            typer.echo("\n".join([first, *forked.lines, f"It joins {_when(opened, _joins(opened))}."]))
 
 
 def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> None:
@@ -202,8 +205,20 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> N
     if json:
         options.print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
     else:
-        at = "at its next chunk boundary" if state == "stop" else "at the next rung"
+        at = "at its next chunk boundary" if state == "stop" else _joins(sweep)
         typer.echo(f"{trial}: {IN_WORDS[state]} {_when(sweep, at)}")
+
+
+def _shares(sweep: Sweep) -> bool:
+    return sweep.document().recipe["sweep"].get("device") == "shared"
+
+
+def _joins(sweep: Sweep) -> str:
+    return (
+        "before the next chunk, if it may share the process, else at the next rung"
+        if _shares(sweep)
+        else "at the next rung"
+    )
 
 
 def _when(sweep: Sweep, at: str) -> str:

@@ -20,6 +20,7 @@ from baton.local import begun, engine, forkserver, processes
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.recipe.sharing import share
 from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
@@ -28,7 +29,6 @@ from baton.runtime import through_skips
 from baton.source import credentials
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
-from baton.sweep.sharing import share
 
 
 def export_best_trial(run: Run, sweep: str, on_event: Callable[[events.Event], None]) -> None:
@@ -128,6 +128,8 @@ class LocalSweep:
             nonlocal turn
             if isinstance(event, events.Turn):
                 turn = event
+                if event.trial not in trials:  # has joined
+                    trials[event.trial] = self.sweep.run(self.sweep.trial(event.trial))
                 if event.state == "done":
                     self._trained(trials[event.trial], event.chunk)
                 event = events.Stage(f"{event.trial}: train chunk {event.chunk}", event.state)

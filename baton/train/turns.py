@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from baton import events, machine
 from baton.checkpoint.staging import Staging
 from baton.errors import BatonError
+from baton.recipe.sharing import share
 from baton.runs.documents import ProofPart
-from baton.runs.outcomes import TrialInfo
+from baton.runs.outcomes import TrialFailure, TrialInfo
+from baton.runs.plan import Plan
 from baton.runs.run import Run, Sweep
 from baton.store.cache import NodeCache
 from baton.train import imports
@@ -33,18 +34,20 @@ CACHED = 0.25  # share of the free memory for tokens and checkpoints of trials w
 def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str, ...] = ()) -> None:
     """Trains chunks `first` to `last` of trials, given by their runs' addresses, each for all before the next one.
 
-    Trials that are asked to stop, or have a score of the chunk, train nothing. `BatonError` for a preemption. For
-    `leave_out` see `run_chunk`.
+    Trials that are asked to stop, or have a score of the chunk, train nothing. Those that are asked to go meanwhile join
+    before the next chunk. `BatonError` for a preemption. For `leave_out` see `run_chunk`.
     """
     clock = Clock()
-    trials = [(run, run.need(TrialInfo)) for run in map(Run.open, runs)]
-    imports.import_training_stack(trials[0][0].recipe())
+    opened = [Run.open(uri) for uri in runs]
+    trials = {run.need(TrialInfo).id: run for run in opened}
+    sweep = Sweep(opened[0].storage, opened[0].need(TrialInfo).sweep)
+    imports.import_training_stack(opened[0].recipe())
     gc.freeze()  # no collection between turns visits the libraries' objects
     with Staging() as staging:
         folder = staging.folder(0)
         free = min(machine.available_memory(), shutil.disk_usage(folder).free)
         kept = Kept(NodeCache(folder, CACHED * free))
-        for run, turn in _turns(trials, range(first, last + 1)):
+        for run, turn in _turns(trials, sweep, range(first, last + 1)):
             events.emit(turn)
             with fresh():
                 outcome = run_chunk(run.uri, turn.chunk, leave_out, clock, kept)
@@ -55,18 +58,34 @@ def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str,
             clock.restart()
 
 
-def _turns(trials: Sequence[tuple[Run, TrialInfo]], chunks: range) -> Iterator[tuple[Run, events.Turn]]:
-    for index, (run, trial) in itertools.product(chunks, trials):
-        sweep = Sweep(run.storage, trial.sweep)
-        request = sweep.request(trial.id)
-        scored = max((score.chunk for score in sweep.scores(run)), default=0)
-        if index < scored or (request is not None and request.state == "stop"):
+def _turns(runs: dict[str, Run], sweep: Sweep, chunks: range) -> Iterator[tuple[Run, events.Turn]]:
+    for index in chunks:
+        runs |= _joining(runs, sweep)
+        for trial, run in runs.items():
+            request = sweep.request(trial)
+            scored = max((score.chunk for score in sweep.scores(run)), default=0)
+            if index < scored or (request is not None and request.state == "stop"):
+                continue
+            turn = events.Turn(trial=trial, chunk=index, state="started")
+            if index > scored:
+                yield run, turn
+            elif run.read(ProofPart, index) is None:  # killed before the sweep had begun to check the checkpoint
+                events.emit(replace(turn, state="done"))
+
+
+def _joining(runs: Mapping[str, Run], sweep: Sweep) -> dict[str, Run]:
+    """Returns trials that were asked to go since, such as forks, if they may share the process."""
+    joining = {}
+    for entry in sweep.document().trials:
+        request, run = sweep.request(entry.id), sweep.run(entry)
+        if entry.id in runs or request is None or request.state != "go":
             continue
-        turn = events.Turn(trial=trial.id, chunk=index, state="started")
-        if index > scored:
-            yield run, turn
-        elif run.read(ProofPart, index) is None:  # killed before the sweep had begun to check the checkpoint
-            events.emit(replace(turn, state="done"))
+        # Without a failure: the sweep has begun this process again without a trial that failed.
+        if run.read(TrialInfo) and run.read(Plan) and run.read(TrialFailure) is None:
+            both = {"first": next(iter(runs.values())), "other": run}
+            if len(share({name: each.resolved_recipe() for name, each in both.items()}).groups) == 1:
+                joining[entry.id] = run
+    return joining
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from baton import events
+from baton import fork as forking
 from baton.checkpoint.store import CheckpointStore
 from baton.compiler.pipeline_file import Pipeline
 from baton.events import Event
@@ -400,6 +401,35 @@ def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
     rows = {row["id"]: row for row in json.loads(shown.stdout)["trials"]}
     assert rows["f000"]["state"] == "ended"
     assert rows["t000"]["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_a_fork_joins_a_shared_process_before_its_next_chunk(tmp_path: Path) -> None:
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, device="shared"))
+    begun: list[str] = []
+
+    def fork(event: Event) -> None:
+        if isinstance(event, events.Scored) and (event.trial, event.chunk) == ("t003", 1):
+            command = ["fork", "s", SECOND, "--set", "training.learning_rate=0.02"]
+            subprocess.run(_command(tmp_path, *command), check=True, capture_output=True, cwd=tmp_path)
+
+    watched = Watched(recipe, "s", fork)
+    launch = watched._launch
+
+    def noted(program: str, arguments: Any) -> processes.Process:
+        begun.extend([program] if program == processes.TAKE_TURNS else [])
+        return launch(program, arguments)
+
+    watched._launch = noted
+    watched.run()
+    assert begun == [processes.TAKE_TURNS]
+    assert {chunk for trial, chunk in watched.trained() if trial == "f000"} <= {2, 3, 4}
+    assert watched.trained()[-1] == ("f000", 4)
+    parent = watched.sweep.run(watched.sweep.trial(SECOND))
+    forked = forking.fork(parent, 3, "alone", ["training.learning_rate=0.02"], warm=True).run
+    for index in (2, 3, 4):
+        processes.run(processes.TRAIN_CHUNK, [forked.uri, str(index)], lambda event: None, forkserver.launcher())
+    assert _digest(watched.sweep.run(watched.sweep.trial("f000")), 12) == _digest(forked, 12)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import pytest
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.recipe.sharing import share
 from baton.sweep.search import configured
-from baton.sweep.sharing import share
 
 
 def _recipe(**values: Any) -> Recipe:
