@@ -18,6 +18,7 @@ from baton.cli.local import begun_by
 from baton.documents import Json
 from baton.errors import UserError
 from baton.local import engine, forkserver, results
+from baton.recipe import load
 from baton.runs import objects
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import Sweep, check_name
@@ -210,15 +211,12 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> N
 
 
 def _shares(sweep: Sweep) -> bool:
-    return sweep.document().recipe["sweep"].get("device") == "shared"
+    settings = load.validate(sweep.document().recipe, origin=sweep.uri).sweep
+    return settings is not None and settings.device == "shared"
 
 
 def _joins(sweep: Sweep) -> str:
-    return (
-        "before the next chunk, if it may share the process, else at the next rung"
-        if _shares(sweep)
-        else "at the next rung"
-    )
+    return f"at the next {'chunk, or rung in a process of its own' if _shares(sweep) else 'rung'}"
 
 
 def _when(sweep: Sweep, at: str) -> str:

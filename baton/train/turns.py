@@ -34,8 +34,8 @@ CACHED = 0.25  # share of the free memory for tokens and checkpoints of trials w
 def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str, ...] = ()) -> None:
     """Trains chunks `first` to `last` of trials, given by their runs' addresses, each for all before the next one.
 
-    Trials that are asked to stop, or have a score of the chunk, train nothing. Those that are asked to go meanwhile join
-    before the next chunk. `BatonError` for a preemption. For `leave_out` see `run_chunk`.
+    Trials that are asked to stop, or have a score of the chunk, train nothing. Those asked to go meanwhile join before
+    the next chunk. `BatonError` for a preemption. For `leave_out` see `run_chunk`.
     """
     clock = Clock()
     opened = [Run.open(uri) for uri in runs]
