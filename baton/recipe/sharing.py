@@ -1,7 +1,7 @@
 """Trials that may train inside one process: equal in all that a process does once.
 
-A process imports, patches and loads for all its trials. Settings of the trainer alone may differ; every other setting
-separates two trials, as does a new one until somebody decides that a process keeps nothing of it.
+A process imports, patches and loads for all its trials. Settings of the trainer alone may differ. Any other setting
+separates two trials, also a new one, until somebody decides that a process keeps nothing of it.
 """
 
 import json
