@@ -1,4 +1,4 @@
-"""A sweep on one machine: trials in turns, each chunk a fork of one warm server, and the best exported.
+"""A sweep on one machine: trials in turns, each chunk or rung a fork of one warm server, and the best exported.
 
 The stages are those of `pipelines.sweep`; only their caller differs. Chunks of a rung go round all trials. During
 one chunk, the next process fetches its files and builds its trainer.
@@ -140,6 +140,8 @@ class LocalSweep:
             self._on_event(event)
 
         def train() -> None:
+            nonlocal turn
+            turn = None
             process = self._launch(processes.TAKE_TURNS, [str(rung.first), str(rung.chunk), *uris])
             failure = processes.follow(process, heard)
             chunk = str(turn.chunk if turn else rung.first)

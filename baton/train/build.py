@@ -458,7 +458,11 @@ def trainer_setup(
 
     def start_model(*, weights: bool, shares: bool) -> PreTrainedModel:
         load = functools.partial(loading.start_model, recipe, tokenizer, base, weights=weights)
-        return kept.copy(pinned.BASE, weights, load, seed=recipe.seed, shares=shares) if kept else load()
+        if kept is None:
+            return load()
+        # Trials that share a process have the same model and data; a tokenizer is learned from rows that the seed drew.
+        key = weights, recipe.seed if recipe.model.tokenizer else None
+        return kept.copy(pinned.BASE, key, load, seed=recipe.seed, shares=shares)
 
     # PEFT trains biases in the base's own weights.
     model = start_model(weights=start_weights, shares=recipe.adapter is not None and recipe.adapter.bias == "none")

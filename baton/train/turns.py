@@ -90,17 +90,16 @@ def _joining(runs: Mapping[str, Run], sweep: Sweep) -> dict[str, Run]:
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
-    """Puts a process back after a block, as far as a chunk changes it: random state, settings, libraries' own state.
+    """Puts a process back after a block: random state, variables, threads, and what Accelerate keeps.
 
-    Settings that libraries read at import or first use must be equal in the next block.
+    Settings that are equal for all trials of a process, such as the precision, stay.
     """
     import torch
     from accelerate.state import AcceleratorState, GradientState
 
     from baton.models import rng
 
-    variables, threads, dtype = dict(os.environ), torch.get_num_threads(), torch.get_default_dtype()
-    mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+    variables, threads = dict(os.environ), torch.get_num_threads()
     try:
         with warnings.catch_warnings(), rng.undisturbed():
             yield
@@ -108,9 +107,6 @@ def fresh() -> Iterator[None]:
         os.environ.clear()
         os.environ.update(variables)
         torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision(precision)
-        imports.use_deterministic(mode == 2)
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         # The trainer and its model are in circles, and the next one needs their memory.

@@ -266,8 +266,10 @@ def _copied(recipe: Recipe, storage: Storage, folder: Path) -> Recipe:
 
 
 @pytest.mark.slow
-def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
-    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
+@pytest.mark.parametrize("device", ["own", "shared"])
+def test_a_wish_is_taken_up_at_the_next_chunk(device: str, tmp_path: Path) -> None:
+    rates = {"training.learning_rate": [1e-3, 1e-2]}
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=rates, device=device))
     sweep = Sweep(Storage(recipe.store.uri), "w")
 
     def ask(event: Event) -> None:
