@@ -13,23 +13,10 @@ from baton.recipe.run import Store
 from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
 from baton.sweep import search
-from tests.exactness import matrix
+from tests.exactness import matrix_turns
 from tests.exactness.matrix import Cell
 
 CHUNKS = 3
-CELLS = [
-    Cell("sft", "lora", "dropout", matrix.dropping("sft", 0.3), quick=True),
-    Cell("sft", "full", "neftune", matrix.training(neftune_alpha=5.0)),
-    Cell("pretrain", "full", "attention dropout", {"model": matrix.SCRATCH}),
-    Cell("dpo", "lora", "dropout", matrix.dropping("dpo", 0.3)),
-    Cell("dpo", "full", "moving reference", matrix.training(dpo={"sync_reference": {"every": 2, "mix": 0.5}})),
-    Cell("reward", "lora", "dropout", matrix.dropping("reward", 0.3)),
-    Cell("grpo", "lora", "dropout", matrix.dropping("grpo", 0.3)),
-    Cell("grpo", "full", "three iterations", matrix.training(grpo={**matrix.WRITES, "num_iterations": 3})),
-    Cell("sft", "lora", "new tokens", {"model": matrix.NEW_TOKENS, **matrix.dropping("sft", 0.2)}),
-    Cell("sft", "full", "skipped steps", matrix.training(guard={"skip": [1, 6, 7, 13], "grad_norm": 1000})),
-    Cell("sft", "full", "early stopping", next(x.changes for x in matrix.cells() if x.feature == "early stopping")),
-]
 PARAMETERS = {"seed": [7, 8], "training.learning_rate": [5e-3, 2e-3]}
 
 
@@ -65,14 +52,15 @@ def state(run: Run, legs: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "cell", [pytest.param(cell, id=cell.name, marks=[] if cell.quick else [pytest.mark.slow]) for cell in CELLS]
+    "cell",
+    [pytest.param(cell, id=cell.name, marks=[] if cell.quick else [pytest.mark.slow]) for cell in matrix_turns.cells()],
 )
 def test_each_trial_ends_on_the_bits_of_its_recipe_alone(cell: Cell, grid: Any, legs: Any) -> None:
     recipe = swept(grid(cell), cell.name, PARAMETERS if cell.quick else {"seed": [7, 8]})
     name = f"turns-{cell.name}"
     runs = begin(recipe, name, legs)
-    # Killed in the first trial's second chunk, and once more while the second one saves it.
-    for kill_at in ("step:9", "phase:save", None):
+    # In the first trial's turn, and as the next start saves for the first time.
+    for kill_at in (f"step:{cell.middle}", "phase:save", None):
         code, printed = legs.leg(legs.turns, [run.uri for run in runs], 1, CHUNKS, (), kill_at)
         assert code == (-9 if kill_at else 0), printed
     for run, whole in zip(runs, alone(recipe, runs, name, legs), strict=True):
@@ -81,7 +69,11 @@ def test_each_trial_ends_on_the_bits_of_its_recipe_alone(cell: Cell, grid: Any, 
 
 
 def test_random_state_that_another_trial_leaves_is_seen(grid: Any, legs: Any) -> None:
-    recipe = swept(grid(CELLS[0]), "left", {"training.learning_rate": [5e-3, 2e-3]})
+    recipe = swept(
+        grid(next(cell for cell in matrix_turns.cells() if cell.quick)),
+        "left",
+        {"training.learning_rate": [5e-3, 2e-3]},
+    )
     runs = begin(recipe, "turns-left", legs)
     code, printed = legs.leg(legs.turns, [run.uri for run in runs], 1, CHUNKS, ("rng",))
     assert code == 0, printed
