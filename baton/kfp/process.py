@@ -54,6 +54,11 @@ def checkpoint(run_uri: str, index: int) -> None:
     promote(Run.open(run_uri), index)
 
 
+def check_turns(index: int, runs: list[str]) -> None:
+    for uri in runs:
+        checkpoint(uri, index)
+
+
 def evaluate(run_uri: str) -> None:
     from baton.evaluate.evaluate import evaluate_run
 
@@ -130,6 +135,7 @@ STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments â
     train_chunk: "train chunk {index}",
     take_turns: "train chunks {first} to {last}",
     checkpoint: "checkpoint {index}",
+    check_turns: "checkpoints {index}",
     evaluate: "evaluate",
     begin: "begin bracket {bracket}",
     enter: "enter bracket {bracket}",
@@ -146,7 +152,8 @@ def main() -> None:
         for name, kind in function.__annotations__.items():
             if kind in (str, int, Path):
                 arguments.add_argument(name, type=kind)
-    stages.choices["take_turns"].add_argument("runs", nargs="+")
+            elif name == "runs":
+                arguments.add_argument(name, nargs="+")
     stages.choices["train_chunk"].add_argument(
         "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
     )

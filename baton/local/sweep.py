@@ -123,6 +123,7 @@ class LocalSweep:
         """Trains the chunks of a rung inside one process, begun again after a failure, at last without its trial."""
         turn: events.Turn | None = None
         failed: Counter[events.Turn] = Counter()
+        trained: list[events.Turn] = []  # their checkpoints are checked together, once all have had their turn
 
         def heard(event: events.Event) -> None:
             nonlocal turn
@@ -130,8 +131,11 @@ class LocalSweep:
                 turn = event
                 if event.trial not in trials:  # has joined
                     trials[event.trial] = self.sweep.run(self.sweep.trial(event.trial))
+                if trained and trained[0].chunk != event.chunk:
+                    check()
                 if event.state == "done":
-                    self._trained(trials[event.trial], event.chunk)
+                    trained.append(event)
+                    trials[event.trial].remove(TrialFailure)
                 event = events.Stage(f"{event.trial}: train chunk {event.chunk}", event.state)
             elif isinstance(event, events.Error) and turn:
                 event = replace(event, stage=f"{turn.trial}: train chunk {turn.chunk}")
@@ -139,17 +143,24 @@ class LocalSweep:
                 return
             self._on_event(event)
 
+        def check() -> None:
+            chunk, uris = str(trained[0].chunk), [trials[each.trial].uri for each in trained]
+            trained.clear()
+            self._later(processes.CHECK_TURNS, chunk, *uris)
+
         def train() -> None:
             nonlocal turn
             turn = None
+            uris = [run.uri for run in trials.values()]
             process = self._launch(processes.TAKE_TURNS, [str(rung.first), str(rung.chunk), *uris])
             failure = processes.follow(process, heard)
+            if trained:
+                check()
             chunk = str(turn.chunk if turn else rung.first)
             failure = failure and replace(failure, stage=f"train chunk {chunk}")
             processes.require_success(processes.TRAIN_CHUNK, ["", chunk], process, failure)
 
         while trials:
-            uris = [run.uri for run in trials.values()]
             try:
                 through_skips(train)
                 return
@@ -181,7 +192,9 @@ class LocalSweep:
             except BatonError as error:
                 if self._is_out(run, index, attempt, error):
                     return False
-        self._trained(run, index)
+        self._later(processes.CHECKPOINT, run.uri, str(index))
+        # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
+        run.remove(TrialFailure)
         return True
 
     def _is_out(self, run: Run, index: int, attempt: int, error: BatonError) -> bool:
@@ -193,11 +206,6 @@ class LocalSweep:
         run.write(TrialFailure(chunk=index, message=error.message, at=now()))
         self._on_event(processes.TrialFailed(trial, index, error.message))
         return True
-
-    def _trained(self, run: Run, index: int) -> None:
-        self._later(processes.CHECKPOINT, run.uri, str(index))
-        # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
-        run.remove(TrialFailure)
 
     def _later(self, program: str, *arguments: str) -> None:
         """Runs a stage in parallel with the next ones, unseen."""
