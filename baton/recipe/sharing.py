@@ -42,7 +42,7 @@ def share(recipes: Mapping[str, Recipe]) -> Sharing:
     first, *others = groups or [""]
     for other in others:
         changed = "; ".join(load.changed_paths(json.loads(first), json.loads(other)))
-        reasons.append(f"{', '.join(groups[other])} share a process apart from {groups[first][0]}: {changed}")
+        reasons.append(f"another process than {groups[first][0]}'s trains {', '.join(groups[other])}: {changed}")
     return Sharing(list(groups.values()), apart, reasons)
 
 

@@ -191,27 +191,32 @@ def test_a_finished_rung_has_no_turns(shared: Watched) -> None:
     assert not [stage for stage in again.started() if "chunk" in stage]
 
 
-@pytest.mark.slow
-def test_a_killed_process_loses_one_turn(swept: tuple[Recipe, Watched, Run], tmp_path: Path) -> None:
-    _, watched, _ = swept
-    processes_begun: list[processes.Process] = []
-
-    def kill(event: Event) -> None:
-        if isinstance(event, events.Step) and event.step in (2, 5) and len(killed) < 2 and event.step not in killed:
-            killed.append(event.step)
-            processes_begun[-1].kill()
-
-    killed: list[int] = []
-    disturbed = Watched(_loaded(_write_recipe(tmp_path, device="shared")), "s", kill)
-    launch = disturbed._launch
+def _note_turns(watched: Watched, begun: list[processes.Process]) -> None:
+    """Notes each process in which trials take turns."""
+    launch = watched._launch
 
     def noted(program: str, arguments: Any) -> processes.Process:
         process = launch(program, arguments)
         if program == processes.TAKE_TURNS:
-            processes_begun.append(process)
+            begun.append(process)
         return process
 
-    disturbed._launch = noted
+    watched._launch = noted
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_one_turn(swept: tuple[Recipe, Watched, Run], tmp_path: Path) -> None:
+    _, watched, _ = swept
+    begun: list[processes.Process] = []
+
+    def kill(event: Event) -> None:
+        if isinstance(event, events.Step) and event.step in (2, 5) and len(killed) < 2 and event.step not in killed:
+            killed.append(event.step)
+            begun[-1].kill()
+
+    killed: list[int] = []
+    disturbed = Watched(_loaded(_write_recipe(tmp_path, device="shared")), "s", kill)
+    _note_turns(disturbed, begun)
     winner = disturbed.run()
     assert killed == [2, 5]
     assert disturbed.trained() == watched.trained()
@@ -309,13 +314,14 @@ def test_trials_that_cannot_share_a_process_are_named(tmp_path: Path) -> None:
     watched.run()
     told = [event.text for event in watched.events if isinstance(event, events.NoEffect)]
     assert told == [
-        "sweep.device: shared: t001 trains each chunk in a process of its own: training.compile keeps compiled code",
+        "sweep.device: shared: t002 trains each chunk in a process of its own: training.compile keeps compiled code",
         "sweep.device: shared: t003 trains each chunk in a process of its own: training.compile keeps compiled code",
-        "sweep.device: shared: t002 share a process apart from t000: training.threads: 1 → 2",
+        "sweep.device: shared: another process than t000's trains t001: training.threads: 1 → 2",
     ]
-    assert [trial for trial, chunk in watched.trained() if chunk == 4] == ["t000", "t002", "t001", "t003"]
+    assert [trial for trial, chunk in watched.trained() if chunk == 4] == ["t000", "t001", "t002", "t003"]
+    assert watched.trained()[4] == ("t001", 1)  # after the other process's last turn
     alone = _alone(recipe, {"training.threads": 2, "training.compile_optimizer": False}, "two-threads")
-    assert _digest(watched.sweep.run(watched.sweep.trial("t002")), 12) == _digest(alone, 12)
+    assert _digest(watched.sweep.run(watched.sweep.trial("t001")), 12) == _digest(alone, 12)
 
 
 @pytest.mark.slow
@@ -408,23 +414,19 @@ def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
 @pytest.mark.slow
 def test_a_fork_joins_a_shared_process_before_its_next_chunk(tmp_path: Path) -> None:
     recipe = _loaded(_write_recipe(tmp_path, halving=None, device="shared"))
-    begun: list[str] = []
+    begun: list[processes.Process] = []
 
     def fork(event: Event) -> None:
         if isinstance(event, events.Scored) and (event.trial, event.chunk) == ("t003", 1):
-            command = ["fork", "s", SECOND, "--set", "training.learning_rate=0.02"]
+            os.kill(begun[0].pid, signal.SIGSTOP)  # else tiny trials are at their end before the command
+            command = ["fork", "s", SECOND, "--step", "3", "--set", "training.learning_rate=0.02"]
             subprocess.run(_command(tmp_path, *command), check=True, capture_output=True, cwd=tmp_path)
+            os.kill(begun[0].pid, signal.SIGCONT)
 
     watched = Watched(recipe, "s", fork)
-    launch = watched._launch
-
-    def noted(program: str, arguments: Any) -> processes.Process:
-        begun.extend([program] if program == processes.TAKE_TURNS else [])
-        return launch(program, arguments)
-
-    watched._launch = noted
+    _note_turns(watched, begun)
     watched.run()
-    assert begun == [processes.TAKE_TURNS]
+    assert len(begun) == 1
     assert {chunk for trial, chunk in watched.trained() if trial == "f000"} <= {2, 3, 4}
     assert watched.trained()[-1] == ("f000", 4)
     parent = watched.sweep.run(watched.sweep.trial(SECOND))

@@ -60,7 +60,7 @@ def test_settings_of_the_trainer_alone_share_a_process(values: dict[str, Any]) -
 def test_what_a_process_does_once_separates_trials(values: dict[str, Any], difference: str) -> None:
     groups, apart, (reason,) = share({"t000": _recipe(), "t001": _recipe(**values), "t002": _recipe(seed=3)})
     assert (groups, apart) == ([["t000", "t002"], ["t001"]], [])
-    assert reason.startswith(f"t001 share a process apart from t000: {difference}")
+    assert reason.startswith(f"another process than t000's trains t001: {difference}")
 
 
 @pytest.mark.parametrize(
