@@ -413,7 +413,10 @@ def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
 
 @pytest.mark.slow
 def test_a_fork_joins_a_shared_process_before_its_next_chunk(tmp_path: Path) -> None:
-    recipe = _loaded(_write_recipe(tmp_path, halving=None, device="shared"))
+    path = _write_recipe(tmp_path, halving=None, device="shared")
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**document, "chunks": {"count": 4, "keep": {"last": 9}}}))
+    recipe = _loaded(path)
     begun: list[processes.Process] = []
 
     def fork(event: Event) -> None:
