@@ -26,7 +26,7 @@ def cells() -> Iterator[Cell]:
         "bf16": ("dpo", "lora", dropping("dpo", 0.1, precision="bf16")),
         "moving reference": ("dpo", "full", training(dpo={"sync_reference": {"every": 2, "mix": 0.5}})),
         "three iterations": ("grpo", "full", training(grpo={**WRITES, "num_iterations": 3})),
-        "workers": ("pretrain", "full", {"model": SCRATCH, **training(micro_batch_size=2, workers=2)}),
+        "attention dropout": ("pretrain", "full", {"model": SCRATCH, **training(micro_batch_size=2)}),
     }
     for feature, (method, weights, changes) in further.items():
         yield Cell(method, weights, f"{NAME}, {feature}", changes)
