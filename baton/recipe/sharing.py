@@ -57,6 +57,7 @@ def needs_own_process(recipe: Recipe) -> str | None:
         "training.liger replaces functions": training.liger,
         "training.micro_batch_size auto measures memory": training.micro_batch_size == "auto",
         "bitsandbytes keeps settings by weight": recipe.uses_bitsandbytes,
+        "tracking.prometheus_port is free at a process's end": recipe.tracking.prometheus_port is not None,
     }
     return next((reason for reason, is_set in reasons.items() if is_set), None)
 

@@ -73,6 +73,7 @@ def test_what_a_process_does_once_separates_trials(values: dict[str, Any], diffe
         ({"training.liger": True}, "training.liger replaces functions"),
         ({"model.quantization": {"bits": 8}}, "bitsandbytes keeps settings by weight"),
         ({"training.optimizer": "adamw_bnb_8bit"}, "bitsandbytes keeps settings by weight"),
+        ({"tracking.prometheus_port": 9000}, "tracking.prometheus_port is free at a process's end"),
         ({"training.parallel": {"strategy": "ddp", "processes": 2}}, "training.parallel needs several"),
     ],
     ids=str,
