@@ -388,6 +388,14 @@ class Scored(Event, kind="scored"):
     value: float | None  # None for one that is not finite
 
 
+class Turn(Event, kind="turn"):
+    """A chunk of a trial among others in its process, `started` or `done`."""
+
+    trial: str
+    chunk: int
+    state: str
+
+
 class AlreadyDone(Event, kind="already_done"):
     chunk: int
     step: int  # its last

@@ -95,6 +95,7 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.Warned("no server"), {"text": "no server"}),
     (events.Restored(4, []), {"step": 4, "wrong": []}),
     (events.Scored("t000", 1, 4, None), {"trial": "t000", "chunk": 1, "step": 4, "value": None}),
+    (events.Turn("t000", 1, "done"), {"trial": "t000", "chunk": 1, "state": "done"}),
     (events.NoEffect("warm-up is over at step 9 of 4."), {"text": "warm-up is over at step 9 of 4."}),
     (events.AlreadyDone(1, 4), {"chunk": 1, "step": 4}),
     (events.Restarted(1, 1, 2, "killed"), {"chunk": 1, "attempt": 1, "of": 2, "reason": "killed"}),

@@ -155,7 +155,7 @@ def fork(
 ) -> None:
     """Add a trial that starts at a checkpoint of another, with other values.
 
-    Joins at the next rung and trains to the end.
+    Joins at the next rung, or the next chunk with `sweep.device: shared`, and trains to the end.
     """
     with options.answer(json):
         opened = open_sweep(sweep, store)
@@ -164,7 +164,7 @@ def fork(
             options.print_json({"sweep": opened.name, **made.to_json()})
         else:
             first = f"{made.id}: run {made.run} begins at step {forked.step}"
-            typer.echo("\n".join([first, *forked.lines, f"It joins {steer.when(opened, steer.NEXT_RUNG)}."]))
+            typer.echo("\n".join([first, *forked.lines, f"It joins {steer.when(opened, steer.joins(opened))}."]))
 
 
 def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> None:

@@ -42,10 +42,21 @@ def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
     run_chunk(run_uri, index, tuple(leave_out))
 
 
+def take_turns(first: int, last: int, runs: list[str]) -> None:
+    from baton.train.turns import take_turns
+
+    take_turns(runs, first, last)
+
+
 def checkpoint(run_uri: str, index: int) -> None:
     from baton.checkpoint.proof import promote
 
     promote(Run.open(run_uri), index)
+
+
+def check_turns(index: int, runs: list[str]) -> None:
+    for uri in runs:
+        checkpoint(uri, index)
 
 
 def evaluate(run_uri: str) -> None:
@@ -122,7 +133,9 @@ STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments â
     preview: "preview",
     survey: "data split",
     train_chunk: "train chunk {index}",
+    take_turns: "train chunks {first} to {last}",
     checkpoint: "checkpoint {index}",
+    check_turns: "checkpoints {index}",
     evaluate: "evaluate",
     begin: "begin bracket {bracket}",
     enter: "enter bracket {bracket}",
@@ -139,6 +152,8 @@ def main() -> None:
         for name, kind in function.__annotations__.items():
             if kind in (str, int, Path):
                 arguments.add_argument(name, type=kind)
+            elif name == "runs":
+                arguments.add_argument(name, nargs="+")
     stages.choices["train_chunk"].add_argument(
         "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
     )

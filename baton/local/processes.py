@@ -22,7 +22,9 @@ from baton.store.storage import Storage
 DATA_SPLIT = "baton.kfp.process data_split"
 TOKENIZE = "baton.kfp.process tokenize"
 TRAIN_CHUNK = "baton.kfp.process train_chunk"
+TAKE_TURNS = "baton.kfp.process take_turns"
 CHECKPOINT = "baton.kfp.process checkpoint"
+CHECK_TURNS = "baton.kfp.process check_turns"
 
 
 class StageRepaired(Event):

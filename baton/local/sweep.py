@@ -1,4 +1,4 @@
-"""A sweep on one machine: trials in turns, each chunk a fork of one warm server, and the best exported.
+"""A sweep on one machine: trials in turns, each chunk or rung a fork of one warm server, and the best exported.
 
 The stages are those of `pipelines.sweep`; only their caller differs. Chunks of a rung go round all trials. During
 one chunk, the next process fetches its files and builds its trainer.
@@ -7,6 +7,7 @@ one chunk, the next process fetches its files and builds its trainer.
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -19,10 +20,12 @@ from baton.local import begun, engine, forkserver, processes
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.recipe.sharing import share
 from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import ORIGIN, Run, Sweep, now
+from baton.runtime import through_skips
 from baton.source import credentials
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
@@ -104,9 +107,69 @@ class LocalSweep:
     def _train(self, rung: PlannedRung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
         runs = [Run.open(uri) for uri in survivors]
+        if self.recipe.sweep and self.recipe.sweep.device == "shared":
+            by_trial = {run.need(TrialInfo).id: run for run in runs}
+            sharing = share({trial: run.resolved_recipe() for trial, run in by_trial.items()})
+            for reason in sharing.reasons:
+                self._on_event(events.NoEffect(f"sweep.device: shared: {reason}"))
+            for group in sharing.groups:
+                self._take_turns({trial: by_trial[trial] for trial in group}, rung)
+            runs = [by_trial[trial] for trial in sharing.apart]
         for index in range(rung.first, rung.chunk + 1):
             runs = [run for run in runs if self._one(run, index)]
         self._finish_beside()
+
+    def _take_turns(self, trials: dict[str, Run], rung: PlannedRung) -> None:
+        """Trains the chunks of a rung inside one process, begun again after a failure, at last without its trial."""
+        turn: events.Turn | None = None
+        failed: Counter[events.Turn] = Counter()
+        trained: list[events.Turn] = []  # their checkpoints are checked together, once all have had their turn
+
+        def heard(event: events.Event) -> None:
+            nonlocal turn
+            if isinstance(event, events.Turn):
+                turn = event
+                if event.trial not in trials:  # has joined
+                    trials[event.trial] = self.sweep.run(self.sweep.trial(event.trial))
+                if trained and trained[0].chunk != event.chunk:
+                    check()
+                if event.state == "done":
+                    trained.append(event)
+                    trials[event.trial].remove(TrialFailure)
+                event = events.Stage(f"{event.trial}: train chunk {event.chunk}", event.state)
+            elif isinstance(event, events.Error) and turn:
+                event = replace(event, stage=f"{turn.trial}: train chunk {turn.chunk}")
+            elif isinstance(event, events.Stage):  # the process's
+                return
+            self._on_event(event)
+
+        def check() -> None:
+            chunk, uris = str(trained[0].chunk), [trials[each.trial].uri for each in trained]
+            trained.clear()
+            self._later(processes.CHECK_TURNS, chunk, *uris)
+
+        def train() -> None:
+            nonlocal turn
+            turn = None
+            uris = [run.uri for run in trials.values()]
+            process = self._launch(processes.TAKE_TURNS, [str(rung.first), str(rung.chunk), *uris])
+            failure = processes.follow(process, heard)
+            if trained:
+                check()
+            chunk = str(turn.chunk if turn else rung.first)
+            failure = failure and replace(failure, stage=f"train chunk {chunk}")
+            processes.require_success(processes.TRAIN_CHUNK, ["", chunk], process, failure)
+
+        while trials:
+            try:
+                through_skips(train)
+                return
+            except BatonError as error:
+                if turn is None or turn.state == "done":  # of no trial
+                    raise
+                failed[turn] += 1
+                if self._is_out(trials[turn.trial], turn.chunk, failed[turn], error):
+                    del trials[turn.trial]
 
     def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
@@ -127,14 +190,21 @@ class LocalSweep:
                 processes.train_chunk(run.uri, index, self._named(trial), self._launch)
                 break
             except BatonError as error:
-                if attempt == TRIES or isinstance(error, UserError):
-                    run.write(TrialFailure(chunk=index, message=error.message, at=now()))
-                    self._on_event(processes.TrialFailed(trial, index, error.message))
+                if self._is_out(run, index, attempt, error):
                     return False
-                logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
         self._later(processes.CHECKPOINT, run.uri, str(index))
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
         run.remove(TrialFailure)
+        return True
+
+    def _is_out(self, run: Run, index: int, attempt: int, error: BatonError) -> bool:
+        """Tells whether a trial has failed for good, and notes it."""
+        trial = run.need(TrialInfo).id
+        if attempt < TRIES and not isinstance(error, UserError):
+            logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
+            return False
+        run.write(TrialFailure(chunk=index, message=error.message, at=now()))
+        self._on_event(processes.TrialFailed(trial, index, error.message))
         return True
 
     def _later(self, program: str, *arguments: str) -> None:

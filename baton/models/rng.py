@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,15 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
         "cpu": torch.random.get_rng_state(),
         "cuda": torch.cuda.random.get_rng_state_all() if cuda and torch.cuda.is_available() else [],
     }
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Puts every generator back to a captured state."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.random.set_rng_state(state["cpu"])
+    if state["cuda"]:
+        torch.cuda.random.set_rng_state_all(state["cuda"])
 
 
 def seed(number: int) -> None:
@@ -39,11 +48,7 @@ def undisturbed(*, cuda: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        random.setstate(before["python"])
-        np.random.set_state(before["numpy"])
-        torch.random.set_rng_state(before["cpu"])
-        if before["cuda"]:
-            torch.cuda.random.set_rng_state_all(before["cuda"])
+        restore(before)
 
 
 class GumbelNoise:

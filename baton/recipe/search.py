@@ -89,6 +89,9 @@ class Search(Section):
     else 1."""
     parallel: Annotated[Positive | None, WrittenAs("max_parallel_trials")] = None
     """Trials at once on a cluster; default: 4. On one machine they run in turn."""
+    device: Literal["own", "shared"] = "own"
+    """On one machine, `shared`: trials take turns inside one process, which loads the base once. `own`: each chunk of a
+    trial is a process, as on a cluster. Bits are the same."""
 
     @field_validator("parameters")
     @classmethod

@@ -9,20 +9,22 @@ from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Json
 from baton.errors import UserError
+from baton.recipe import load
 from baton.runs import objects
 from baton.runs.outcomes import TrialEntry, TrialInfo, TrialState
 from baton.runs.run import Sweep
+from baton.tracking import tracking_run
 
 IN_WORDS: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
 BY_HAND = "asked by hand"  # reason where none is given
-NEXT_RUNG = "at the next rung"
 
 
 def ask(sweep: Sweep, trial: str, state: TrialState, why: str = BY_HAND) -> str:
     """Asks to stop a trial or to train it to the end, and returns when that takes effect, in words."""
     sweep.trial(trial)
     sweep.ask(trial, state, why)
-    return f"{trial}: {IN_WORDS[state]} {when(sweep, 'at its next chunk boundary' if state == 'stop' else NEXT_RUNG)}"
+    at = "at its next chunk boundary" if state == "stop" else joins(sweep)
+    return f"{trial}: {IN_WORDS[state]} {when(sweep, at)}"
 
 
 def fork(sweep: Sweep, trial: str, step: int | None, overrides: Sequence[str]) -> tuple[TrialEntry, forking.Fork]:
@@ -44,8 +46,20 @@ def fork(sweep: Sweep, trial: str, step: int | None, overrides: Sequence[str]) -
     with seals.stage(forked.run, objects.ADOPT, public=key):
         forked.run.write(about.model_copy(update={"id": trial_id, "values": values}))
     sweep.add(made)
+    if _shares(sweep):  # it may train before a judge begins its tracking
+        tracking_run.start(forked.run, forked.recipe)
     sweep.ask(made.id, "go", f"forked from {trial}")
     return made, forked
+
+
+def _shares(sweep: Sweep) -> bool:
+    settings = load.validate(sweep.document().recipe, origin=sweep.uri).sweep
+    return settings is not None and settings.device == "shared"
+
+
+def joins(sweep: Sweep) -> str:
+    """Returns the point at which a resumed or new trial joins, in words."""
+    return f"at the next {'chunk, or rung in a process of its own' if _shares(sweep) else 'rung'}"
 
 
 def when(sweep: Sweep, at: str) -> str:

@@ -125,7 +125,7 @@ def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> list[tuple[Tri
 
 def _identity(recipe: Recipe) -> Json:
     assert recipe.sweep
-    return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel"})}
+    return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel", "device"})}
 
 
 def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:

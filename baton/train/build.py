@@ -53,6 +53,7 @@ from baton.train import (
 )
 from baton.train.context import TrainContext
 from baton.train.distributed import Ranks
+from baton.train.kept import Kept
 from baton.train.protocol import ChunkTrainer, Options
 from baton.train.tokens import ChunkTokens
 from baton.train.trainer import exact_class
@@ -450,10 +451,22 @@ def trainer_setup(
     start_weights: bool = True,
     evaluates: bool | None = None,
     weighs: bool = True,
+    kept: Kept | None = None,
 ) -> Setup:
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
-    model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
+
+    def start_model(*, weights: bool, shares: bool) -> PreTrainedModel:
+        load = functools.partial(loading.start_model, recipe, tokenizer, base, weights=weights)
+        if kept is None:
+            return load()
+        # Trials that share a process have the same model and data; a tokenizer is learned from rows that the seed drew.
+        key = weights, recipe.seed if recipe.model.tokenizer else None
+        return kept.copy(pinned.BASE, key, load, seed=recipe.seed, shares=shares)
+
+    # PEFT trains biases in the base's own weights.
+    model = start_model(weights=start_weights, shares=recipe.adapter is not None and recipe.adapter.bias == "none")
+    moves = getattr(getattr(recipe.training, recipe.training.method, None), "sync_reference", None)
     if recipe.training.trainable:
         trainable.freeze(model, recipe.training.trainable)
     evaluates = recipe.evaluation.in_training if evaluates is None else evaluates
@@ -469,7 +482,7 @@ def trainer_setup(
         tokenizer=tokenizer,
         train=samplers.train_dataset(tokens),
         held_out=tokens.held_out() if evaluates else None,
-        reference=lambda: loading.start_model(recipe, tokenizer, base),
+        reference=functools.partial(start_model, weights=True, shares=not moves),
         second_model=second_model,
         weighs=weighs,
     )
@@ -634,6 +647,7 @@ def prepare(
         start_weights=start_weights,
         evaluates=evaluates,
         weighs=context.run.need(RunInfo).made.number("loss") > 1,
+        kept=context.kept,
     )
     setup = dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})})
     # With virtual workers each process is told that it trains alone.

@@ -29,7 +29,6 @@ from baton.runs.documents import ChunkAttempt, Progress, RunCost, StagePhase, Tr
 from baton.runs.run import Run, now
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.runtime import RetryAttempt, Work, backoff, retry
-from baton.store.cache import NodeCache
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import Watchdog
 from baton.train.preemption import PreemptionWatch
@@ -283,7 +282,7 @@ class Committer:
         self.accounting.progress.step = self.start_step
         self.lost_race = restored is not None and restored.is_target  # another process has committed the target
         self.finished = False  # early stopping has ended the run
-        self._cache = NodeCache.of(context.recipe.store)
+        self._cache = context.cache
         chunks = context.recipe.chunks
         self.uploader = Uploader(context.store, self._on_commit, max_unsaved=chunks.max_unsaved_seconds)
         self._stall_began = 0.0

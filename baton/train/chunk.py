@@ -22,6 +22,7 @@ from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import distributed, inputs, trainjob
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
+from baton.train.kept import Kept
 from baton.train.preemption import PreemptionWatch
 from baton.train.score import Scoring
 
@@ -151,14 +152,20 @@ def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: trainj
 
 
 @seals.sealed(objects.CHUNK)
-def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: Clock | None = None) -> Outcome | None:
+def run_chunk(
+    run_uri: str,
+    index: int,
+    leave_out: tuple[str, ...] = (),
+    clock: Clock | None = None,
+    kept: Kept | None = None,
+) -> Outcome | None:
     """Trains a run to a chunk's target, unless that is committed.
 
     Returns the outcome in the first rank, None in all others. Leaving out parts of the restored state is a negative
-    control for tests of exactness. Ranks that a process launches get its clock.
+    control for tests of exactness. Ranks that a process launches get its clock; `kept` has models of earlier chunks.
     """
     machine.share_arenas()
-    context = TrainContext.open(run_uri, index, clock)
+    context = TrainContext.open(run_uri, index, clock, kept)
     recipe, ranks = context.recipe, context.ranks
     if (ledger := seals.ledger_of(context.run)) and ranks.rank:
         ledger.appends = False

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -16,7 +17,11 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import StagePhase
 from baton.runs.plan import Plan
 from baton.runs.run import Run, state_identity
+from baton.store.cache import NodeCache
 from baton.train.distributed import Ranks
+
+if TYPE_CHECKING:
+    from baton.train.kept import Kept
 
 
 class Clock:
@@ -70,9 +75,14 @@ class TrainContext:
     identity: str  # digest of recipe, data, model, code and plan, which a checkpoint must have to be resumed
     ranks: Ranks
     clock: Clock
+    kept: Kept | None = None  # of a process that trains other trials too
+
+    @property
+    def cache(self) -> NodeCache | None:
+        return NodeCache.of(self.recipe.store) or (self.kept.cache if self.kept else None)
 
     @classmethod
-    def open(cls, run_uri: str, index: int, clock: Clock | None = None) -> TrainContext:
+    def open(cls, run_uri: str, index: int, clock: Clock | None = None, kept: Kept | None = None) -> TrainContext:
         """Reads a chunk from the store; `UserError` if it does not exist or this Baton cannot continue the run."""
         clock = clock or Clock()  # before the first request
         run = Run.open(run_uri)
@@ -91,6 +101,7 @@ class TrainContext:
             identity=state_identity(run, recipe, plan),
             ranks=Ranks.here(),
             clock=clock,
+            kept=kept,
         )
 
     def resolved_again(self) -> TrainContext:

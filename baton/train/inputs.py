@@ -67,9 +67,8 @@ def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool, lea
 
     With `to_score` a checkpoint at the target also counts, as only its score is missing; for `leave_out` see `without`.
     """
-    cache = NodeCache.of(context.recipe.store)
-    tokens = ChunkTokens(context.run, context.recipe, context.plan, staging.folder, cache)
-    restorer = open_restorer(context, staging, cache)
+    tokens = ChunkTokens(context.run, context.recipe, context.plan, staging.folder, context.cache)
+    restorer = open_restorer(context, staging, context.cache)
 
     def fetch_tokens() -> int:
         """Fetches the tokens after the newest checkpoint that seems usable, and returns its step."""

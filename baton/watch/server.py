@@ -132,7 +132,7 @@ class Order(BaseModel):
         """Writes what the command of that name writes, and returns the answer in words."""
         if self.action == "clone":
             made, forked = steer.fork(sweep, self.trial, None, self.changes)
-            joins = steer.when(sweep, steer.NEXT_RUNG)
+            joins = steer.when(sweep, steer.joins(sweep))
             return "\n".join([f"{made.id} begins at step {forked.step} and joins {joins}.", *forked.lines])
         why = self.why.strip() or steer.BY_HAND
         told = steer.ask(sweep, self.trial, "stop" if self.action == "stop" else "go", why)

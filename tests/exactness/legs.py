@@ -99,6 +99,27 @@ def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: st
     run_chunk(run_uri, index, leave_out)
 
 
+def begin_sweep(recipe_json: str, name: str) -> None:
+    """Makes the data and runs of a sweep's only bracket."""
+    from baton.data.split import split_data
+    from baton.data.tokenize import tokenize_run
+    from baton.sweep import trials
+
+    sweep, preparations = trials.start_bracket(load.loads(recipe_json), name, 1)
+    for preparation in preparations:
+        tokenize_run(split_data(load.loads(preparation["recipe"]), preparation["run"])["run_uri"])
+    trials.create_trials(sweep, 1)
+
+
+def turns(runs: list[str], first: int, last: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
+    """Trains chunks of a sweep's trials in turns inside this process."""
+    from baton.train.turns import take_turns
+
+    if kill_at:
+        _kill_at(kill_at)
+    take_turns(runs, first, last, leave_out)
+
+
 def reporting_chunk(run_uri: str, index: int, settings: dict[str, str]) -> None:
     """Trains a chunk as a node of a TrainJob does whose progress Kubeflow Trainer tracks."""
     os.environ.update(settings)

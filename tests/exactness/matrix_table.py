@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.exactness import matrix_virtual
+from tests.exactness import matrix_turns, matrix_virtual
 from tests.exactness.matrix import METHODS, Cell, cells
 from tests.support import passes
 
@@ -26,6 +26,7 @@ Weights are in brackets. CPU and float32, unless the feature names something els
 - Virtual workers: four (or the number in the row), shared by one, two and four processes that change between chunks
   (1→4→2), for 8 steps, against one process. Plain cells also run in one chunk of two and four, and as 4→1→2. Other
   traces of the number of processes are in `test_virtual.py` and, for generating methods, `test_virtual_writes.py`.
+- Shared process: trials of two seeds take turns inside one process, killed twice, against each recipe alone.
 
 """
 
@@ -68,7 +69,7 @@ run their CPU part.
 def markdown(record: passes.Record) -> str:
     """Returns the page, with the last passes of a record."""
     features: dict[str, dict[str, str]] = {}
-    for test, cell in _tests():
+    for test, cell in (*_tests(), *_turns()):
         commit = record.get(test, {}).get("commit", "")[:7]
         features.setdefault(shown(cell), {})[cell.method] = f"{'●' if cell.quick else '○'} {commit}".strip()
     head = f"| feature | {' | '.join(METHODS)} |\n|---|{':-:|' * len(METHODS)}\n"
@@ -89,6 +90,11 @@ def _tests() -> Iterator[tuple[str, Cell]]:
         yield f"{folder}/test_virtual_methods.py::test_the_number_of_processes_leaves_no_trace[{cell.name}]", cell
     for name, cell in zip(matrix_virtual.WRITING, matrix_virtual.writing(), strict=True):
         yield f"{folder}/test_virtual_writes.py::test_every_method_that_writes_ends_on_the_same_bits[{name}]", cell
+
+
+def _turns() -> Iterator[tuple[str, Cell]]:
+    for cell in matrix_turns.cells():
+        yield f"tests/exactness/test_turns.py::test_each_trial_ends_on_the_bits_of_its_recipe_alone[{cell.name}]", cell
 
 
 def all_cells() -> Iterator[Cell]:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from baton import events
+from baton import fork as forking
 from baton.checkpoint.store import CheckpointStore
 from baton.compiler.pipeline_file import Pipeline
 from baton.events import Event
@@ -25,6 +26,7 @@ from baton.local import engine, forkserver, processes, results
 from baton.local.sweep import LocalSweep
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs.documents import ProofPart
 from baton.runs.outcomes import StoppedTrial, TrialScore
 from baton.runs.run import Run, Sweep
 from baton.source import prepare
@@ -160,6 +162,67 @@ def test_a_trial_ends_on_the_bits_of_its_recipe_alone(swept: tuple[Recipe, Watch
     assert alone.raw(TrialScore.file_name(1)) is None
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """The same sweep, its trials in turns inside one process for a rung."""
+    watched = Watched(_loaded(_write_recipe(tmp_path_factory.mktemp("shared"), device="shared")), "s")
+    watched.run()
+    return watched
+
+
+def test_trials_that_share_a_process_end_on_the_same_bits(swept: tuple[Recipe, Watched, Run], shared: Watched) -> None:
+    _, watched, _ = swept
+    assert shared.trained() == watched.trained()
+    assert [rung.kept for rung in shared.sweep.rungs()] == [rung.kept for rung in watched.sweep.rungs()]
+    assert shared.started() == watched.started()
+    assert not [event for event in shared.events if isinstance(event, events.NoEffect)]
+    for trial in watched.sweep.document().trials:
+        runs = [each.sweep.run(trial) for each in (watched, shared)]
+        last = max(CheckpointStore(runs[0]).steps())
+        assert _digest(runs[1], last) == _digest(runs[0], last)
+        assert runs[1].read(ProofPart, runs[1].plan().targets.index(last) + 1)
+
+
+@pytest.mark.slow
+def test_a_finished_rung_has_no_turns(shared: Watched) -> None:
+    again = Watched(shared.recipe, "s")
+    again.run()
+    assert again.trained() == []
+    assert not [stage for stage in again.started() if "chunk" in stage]
+
+
+def _note_turns(watched: Watched, begun: list[processes.Process]) -> None:
+    """Notes each process in which trials take turns."""
+    launch = watched._launch
+
+    def noted(program: str, arguments: Any) -> processes.Process:
+        process = launch(program, arguments)
+        if program == processes.TAKE_TURNS:
+            begun.append(process)
+        return process
+
+    watched._launch = noted
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_one_turn(swept: tuple[Recipe, Watched, Run], tmp_path: Path) -> None:
+    _, watched, _ = swept
+    begun: list[processes.Process] = []
+
+    def kill(event: Event) -> None:
+        if isinstance(event, events.Step) and event.step in (2, 5) and len(killed) < 2 and event.step not in killed:
+            killed.append(event.step)
+            begun[-1].kill()
+
+    killed: list[int] = []
+    disturbed = Watched(_loaded(_write_recipe(tmp_path, device="shared")), "s", kill)
+    _note_turns(disturbed, begun)
+    winner = disturbed.run()
+    assert killed == [2, 5]
+    assert disturbed.trained() == watched.trained()
+    assert _digest(winner, 12) == _digest(watched.sweep.run(watched.sweep.trial(BEST)), 12)
+
+
 def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, Run]) -> None:
     """A chunk whose checkpoint stands and whose score is lost measures it again, without training."""
     _, _, winner = swept
@@ -208,8 +271,10 @@ def _copied(recipe: Recipe, storage: Storage, folder: Path) -> Recipe:
 
 
 @pytest.mark.slow
-def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
-    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters={"training.learning_rate": [1e-3, 1e-2]}))
+@pytest.mark.parametrize("device", ["own", "shared"])
+def test_a_wish_is_taken_up_at_the_next_chunk(device: str, tmp_path: Path) -> None:
+    rates = {"training.learning_rate": [1e-3, 1e-2]}
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=rates, device=device))
     sweep = Sweep(Storage(recipe.store.uri), "w")
 
     def ask(event: Event) -> None:
@@ -228,6 +293,35 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
     assert CheckpointStore(stopped).steps()[-1] == 6
     assert [event.kind for event in heard if isinstance(event, events.Stopped | events.Step)] == ["stopped"]
     processes.run(processes.CHECKPOINT, [stopped.uri, "3"], heard.append, forkserver.launcher())
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_in_a_shared_process_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    groups = {"training.groups": [[{"pattern": "nowhere", "learning_rate": 0.1}], []]}
+    watched = Watched(_loaded(_write_recipe(tmp_path, halving=None, parameters=groups, device="shared")), "f")
+    assert watched.run().name == "f-t001"
+    (stopped,) = watched.sweep.rungs()[0].stopped
+    assert (stopped.id, stopped.cause) == ("t000", "failed")
+    assert stopped.why.startswith("chunk 1 failed: train chunk 1: training.groups: pattern 'nowhere' fits no")
+    assert watched.trained() == [("t001", chunk) for chunk in (1, 2, 3, 4)]
+
+
+@pytest.mark.slow
+def test_trials_that_cannot_share_a_process_are_named(tmp_path: Path) -> None:
+    parameters = {"training.threads": [1, 2], "training.compile_optimizer": [False, True]}
+    recipe = _loaded(_write_recipe(tmp_path, halving=None, parameters=parameters, device="shared"))
+    watched = Watched(recipe, "g")
+    watched.run()
+    told = [event.text for event in watched.events if isinstance(event, events.NoEffect)]
+    assert told == [
+        "sweep.device: shared: t002 trains each chunk in a process of its own: training.compile keeps compiled code",
+        "sweep.device: shared: t003 trains each chunk in a process of its own: training.compile keeps compiled code",
+        "sweep.device: shared: another process than t000's trains t001: training.threads: 1 → 2",
+    ]
+    assert [trial for trial, chunk in watched.trained() if chunk == 4] == ["t000", "t001", "t002", "t003"]
+    assert watched.trained()[4] == ("t001", 1)  # after the other process's last turn
+    alone = _alone(recipe, {"training.threads": 2, "training.compile_optimizer": False}, "two-threads")
+    assert _digest(watched.sweep.run(watched.sweep.trial("t001")), 12) == _digest(alone, 12)
 
 
 @pytest.mark.slow
@@ -315,6 +409,34 @@ def test_a_forked_trial_begins_from_anothers_checkpoint_and_trains_to_the_end(
     rows = {row["id"]: row for row in json.loads(shown.stdout)["trials"]}
     assert rows["f000"]["state"] == "ended"
     assert rows["t000"]["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_a_fork_joins_a_shared_process_before_its_next_chunk(tmp_path: Path) -> None:
+    path = _write_recipe(tmp_path, halving=None, device="shared")
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**document, "chunks": {"count": 4, "keep": {"last": 9}}}))
+    recipe = _loaded(path)
+    begun: list[processes.Process] = []
+
+    def fork(event: Event) -> None:
+        if isinstance(event, events.Scored) and (event.trial, event.chunk) == ("t003", 1):
+            os.kill(begun[0].pid, signal.SIGSTOP)  # else tiny trials are at their end before the command
+            command = ["fork", "s", SECOND, "--step", "3", "--set", "training.learning_rate=0.02"]
+            subprocess.run(_command(tmp_path, *command), check=True, capture_output=True, cwd=tmp_path)
+            os.kill(begun[0].pid, signal.SIGCONT)
+
+    watched = Watched(recipe, "s", fork)
+    _note_turns(watched, begun)
+    watched.run()
+    assert len(begun) == 1
+    assert {chunk for trial, chunk in watched.trained() if trial == "f000"} <= {2, 3, 4}
+    assert watched.trained()[-1] == ("f000", 4)
+    parent = watched.sweep.run(watched.sweep.trial(SECOND))
+    forked = forking.fork(parent, 3, "alone", ["training.learning_rate=0.02"], warm=True).run
+    for index in (2, 3, 4):
+        processes.run(processes.TRAIN_CHUNK, [forked.uri, str(index)], lambda event: None, forkserver.launcher())
+    assert _digest(watched.sweep.run(watched.sweep.trial("f000")), 12) == _digest(forked, 12)
 
 
 @pytest.mark.slow
