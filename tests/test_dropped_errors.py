@@ -29,6 +29,8 @@ REASONS = {
     "baton/kfp/executor.py:_run_name": "the stage itself raises the same of its inputs",
     "baton/kfp/executor.py:_run": "the stage itself raises the same of its inputs",
     "baton/export/model_card.py:_hub_licence": "a card without a licence is better than no export",
+    "baton/local/sweep.py:_one": "the trial is out, and its failure is told and kept",
+    "baton/local/sweep.py:_take_turns": "the trial is out, and its failure is told and kept",
     "baton/checkpoint/chain.py:_is_part": "what is no part of tokens is told as a problem",
     "baton/checkpoint/seals.py:_is_older": "a broken checkpoint tells nothing about its run's age",
     "baton/checkpoint/seals.py:_is_same": "a manifest that cannot be read differs",

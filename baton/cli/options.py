@@ -215,7 +215,7 @@ class TopCommands(Commands):
                 panel = own
         out = Terminal(highlight=False)
         out.print(self.get_usage(ctx), markup=False, soft_wrap=True)
-        out.print(f"\n{self.help}\n", markup=False)
+        out.print(f"{self.help}\n", markup=False)
         out.print(table)
         out.print("Options: -h, --help · --version · -q, --quiet · -v, --verbose", markup=False)
 

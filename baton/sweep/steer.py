@@ -9,7 +9,6 @@ from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Json
 from baton.errors import UserError
-from baton.recipe import load
 from baton.runs import objects
 from baton.runs.outcomes import TrialEntry, TrialInfo, TrialState
 from baton.runs.run import Sweep
@@ -53,8 +52,8 @@ def fork(sweep: Sweep, trial: str, step: int | None, overrides: Sequence[str]) -
 
 
 def _shares(sweep: Sweep) -> bool:
-    settings = load.validate(sweep.document().recipe, origin=sweep.uri).sweep
-    return settings is not None and settings.device == "shared"
+    settings: Json = sweep.document().recipe.get("sweep") or {}
+    return settings.get("device") == "shared"
 
 
 def joins(sweep: Sweep) -> str:

@@ -67,7 +67,7 @@ def test_a_trial_has_ended_with_the_score_of_its_last_chunk(step: int, chunk: in
     run = Run(stopped.storage, f"trial-{step}-{chunk}")
     run.put("plan.json", stopped.require("plan.json"))
     run.write(TrialScore(chunk=chunk, step=step, value=1.0, metrics={}, seconds=1.0, at="2026-11-21T00:00:00Z"), chunk)
-    trial = view._trial(sweep, TrialEntry(id="t000", run=run.name, values={}), with_losses=False)
+    trial = view.read_trial(sweep, TrialEntry(id="t000", run=run.name, values={}), with_losses=False)
     assert view._has_ended(trial) == ended
 
 

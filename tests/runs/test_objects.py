@@ -21,7 +21,7 @@ NAMES = {
     "data/03a8/tokens": "data/*/tokens*",
     "data/03a8/tokens-0123": "data/*/tokens*",
     "tensorboard/a/b": "tensorboard/**",
-    "seals/000001-data-split.json": None,
+    "seals/000001.json": "seals/*.json",
     "plan.json.lease": None,
     "records/a/b.json": None,
     "other.json": None,
