@@ -105,9 +105,9 @@
   const part = name => document.getElementById(`steer-${name}`);
   const WORDS = {
     stop: ["Stop", "It stops at its next chunk boundary, and another takes its place. Its newest checkpoint stays."],
-    resume: ["Resume", "It comes back at the next rung, and trains to the end."],
+    resume: ["Resume", "It comes back at the next rung, or the next chunk of a shared process, and trains to the end."],
     promote: ["Promote", "It advances at each rung whatever its place, and trains to the end."],
-    clone: ["Clone", "A new trial starts at its newest checkpoint with these changes, and joins at the next rung."],
+    clone: ["Clone", "A new trial starts at its newest checkpoint with these changes, and joins as a resumed one does."],
   };
   let asked = null;
 

@@ -76,10 +76,11 @@ def _turns(runs: dict[str, Run], sweep: Sweep, chunks: range) -> Iterator[tuple[
 def _joining(runs: Mapping[str, Run], sweep: Sweep) -> dict[str, Run]:
     """Returns trials that were asked to go since, such as forks, if they may share the process."""
     joining = {}
-    for entry in sweep.document().trials:
-        request, run = sweep.request(entry.id), sweep.run(entry)
-        if entry.id in runs or request is None or request.state != "go":
+    asked = {trial for trial, request in sweep.requests().items() if request.state == "go"} - runs.keys()
+    for entry in sweep.document().trials if asked else ():
+        if entry.id not in asked:
             continue
+        run = sweep.run(entry)
         # Without a failure: the sweep has begun this process again without a trial that failed.
         if run.read(TrialInfo) and run.read(Plan) and run.read(TrialFailure) is None:
             both = {"first": next(iter(runs.values())), "other": run}
