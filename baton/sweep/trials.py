@@ -226,8 +226,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     rungs = [rung for bracket in search.brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
-    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
-    requests = {trial: request for trial, request in newest if request}
+    requests = sweep.requests()
     verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
     verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:

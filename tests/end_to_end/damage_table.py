@@ -30,6 +30,7 @@ ABSENT = {
     "losses.json": "of a loss that Kubeflow's cache must know",
     "metrics/*.jsonl": "of a tracker",
     "micro_batch.json": "needs a GPU",
+    "progress.json": "of a chunk that trains for ten seconds",
     "proof/restored-*.json": "of a killed chunk",
     "quality.jsonl": "of rows with findings",
     "recipe.yaml": "of `baton demo`",
@@ -48,7 +49,7 @@ ABSENT = {
     "wandb/**": "of a tracker",
     "warnings/*.json": "of a warning",
 }
-"""Pattern of an object in no run of the table → why."""
+"""Pattern of an object in no run of the table, or not in each → why."""
 
 
 class Table(TypedDict):
@@ -87,16 +88,15 @@ def measure(name: str, most: int | None = None) -> list[str]:
     faults, rows = [], dict[str, Counter[str]]()
     with tempfile.TemporaryDirectory(prefix="damaged-") as folder:
         subject = damage.Subject(name, Path(folder))
-        rows = {kind.pattern: Counter() for each in subject.whole if (kind := damage.kind_of(each))}
-        cases = sorted(subject.cases(), key=damage.number)
+        patterns = {name: kind.pattern for name in [*subject.whole, *subject.half] if (kind := damage.kind_of(name))}
+        rows = {pattern: Counter() for pattern in patterns.values() if pattern not in ABSENT}
+        cases = sorted((case for case in subject.cases() if patterns.get(case.name) in rows), key=damage.number)
         for case in cases[:most]:
             word, outcome = subject.after(case)
             if fault := damage.fault(case, word, outcome):
                 faults.append(fault)
                 print(fault, flush=True)
-            kind = damage.kind_of(case.name)
-            assert kind, case.name
-            rows[kind.pattern][word] += 1
+            rows[patterns[case.name]][word] += 1
         subject.close()
     table = Table(cases=len(cases), started=len(cases[:most]), objects={key: dict(row) for key, row in rows.items()})
     before = tables() if RECORD.exists() else {}
