@@ -52,8 +52,8 @@ def fork(sweep: Sweep, trial: str, step: int | None, overrides: Sequence[str]) -
 
 
 def _shares(sweep: Sweep) -> bool:
-    settings: Json = sweep.document().recipe.get("sweep") or {}
-    return settings.get("device") == "shared"
+    settings = sweep.document().recipe.get("sweep")
+    return isinstance(settings, dict) and settings.get("device") == "shared"
 
 
 def joins(sweep: Sweep) -> str:
