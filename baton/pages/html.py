@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,8 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from baton.pages import plots
 
 
+@cache
 def environment(*folders: Path) -> Environment:
-    """Returns a loader of page templates, which may extend `page.html.j2` and import `macros.html.j2`."""
+    """Returns a process's loader of page templates, which may extend `page.html.j2` and import `macros.html.j2`."""
     made = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,

@@ -1,6 +1,6 @@
 """Damage to each object of a real run, and the outcome of one start after it.
 
-    python -m tests.end_to_end.damage RUN FOLDER     starts of a run, requested on standard input, answered on output
+    python tests/end_to_end/damage.py RUN FOLDER     starts of a run, requested on standard input, answered on output
 
 A start is `baton run` through the local engine. Its stages run in its process: a fork of one that has imported all.
 """
@@ -14,9 +14,11 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -225,6 +227,7 @@ class Subject:
             "BATON_FORKSERVER": "0",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         tiny.make_base(folder / "base")
         rows = [{"question": row["prompt"], "good": row["chosen"]} for row in tiny.PAIRS]
@@ -232,7 +235,7 @@ class Subject:
         lines = [f"the {n} quick foxes jump over {n * n} lazy dogs" for n in range(300)]
         (folder / "plays.txt").write_text("\n".join(lines), encoding="utf-8")
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.damage", name, str(folder)],
+            [sys.executable, "-P", __file__, name, str(folder)],  # -m has frames without a file, slow for kfp
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -297,6 +300,7 @@ class Subject:
 # The server
 
 
+_run = subprocess.run
 failures: list[BaseException | None] = []
 """Errors of stages in this process."""
 
@@ -327,6 +331,34 @@ def _in_process(full_command: list[str], env_vars: dict[str, str] | None = None)
         if arguments[0] == "train_chunk":
             _keep_half()
     return 0
+
+
+def _in_fork(command: list[str], **settings: Any) -> Any:
+    """Runs a module of Baton, as `subprocess.run` does, in a fork of this process; anything else as ever."""
+    if command[:2] != [sys.executable, "-m"]:
+        return _run(command, **settings)
+    with tempfile.TemporaryFile("w+") as printed:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                os.dup2(printed.fileno(), 1)
+                os.dup2(printed.fileno(), 2)
+                os.environ.clear()
+                os.environ.update(settings["env"])
+                sys.argv = command[2:]
+                runpy.run_module(command[2], run_name="__main__")
+                code = 0
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        printed.seek(0)
+        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), printed.read())
 
 
 def _keep_half() -> None:
@@ -423,7 +455,11 @@ def _serve(name: str, folder: Path) -> None:
     from kfp.local import subprocess_task_handler as handler
 
     from baton import api  # noqa: F401
+    from baton.compiler.pipeline_file import packaged
+    from baton.data import quality
     from baton.local import engine  # noqa: F401
+    from baton.pages import run_page
+    from baton.recipe import load
 
     for module in ("train.attempt", "train.methods.sft", "train.methods.grpo", "data.tokenize", "data.split"):
         importlib.import_module(f"baton.{module}")
@@ -432,6 +468,11 @@ def _serve(name: str, folder: Path) -> None:
     importlib.import_module("kfp.dsl.executor")
     torch.set_num_threads(1)
     handler.run_local_subprocess = _in_process
+    subprocess.run = _in_fork
+    os.chdir(folder)
+    with packaged(load.loads(json.dumps(RUNS[name])), "warm"):
+        quality._classifier()
+    run_page.environment().get_template("run_page.html.j2")
     gc.collect()
     gc.freeze()
     for _ in sys.stdin:
