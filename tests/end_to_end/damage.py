@@ -18,7 +18,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ def _recipe(**sections: Any) -> dict[str, Any]:
         "name": "damaged",
         "seed": 11,
         "model": SCRATCH,
-        "data": {"source": "builtin:stdlib-docs", "max_length": 32, "max_samples": 45, "split": {"eval": 0.2}},
+        "data": {"source": "docs.jsonl", "max_length": 32, "max_samples": 45, "split": {"eval": 0.2}},
         "training": {"batch_size": 8, "micro_batch_size": 4, "max_steps": 4, "learning_rate": 1.0e-2, "threads": 1},
         "chunks": {"count": 2, "keep": {"last": 9}},
         "evaluation": {"every": 2, "samples": 2, "max_new_tokens": 8},
@@ -67,6 +66,11 @@ RUNS: dict[str, dict[str, Any]] = {
         model={"base": "base", "from_scratch": None, "tokenizer": None},
         data={"source": "rows.jsonl", "columns": PROMPTS, "max_samples": 16},
         training={"method": "grpo", "grpo": WRITES},
+    ),
+    "sweep": _recipe(
+        model={"base": "base", "from_scratch": None, "tokenizer": None},
+        adapter=LORA,
+        sweep={"method": "grid", "parameters": {"training.learning_rate": [1.0e-2, 1.0e-3]}, "halving": {"eta": 2}},
     ),
     "phases": _recipe(
         phases=[
@@ -232,6 +236,8 @@ class Subject:
         tiny.make_base(folder / "base")
         rows = [{"question": row["prompt"], "good": row["chosen"]} for row in tiny.PAIRS]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        docs = [{"prompt": f"{row['prompt']} {n}", "completion": row["chosen"]} for n in range(9) for row in tiny.PAIRS]
+        (folder / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in docs), encoding="utf-8")
         lines = [f"the {n} quick foxes jump over {n * n} lazy dogs" for n in range(300)]
         (folder / "plays.txt").write_text("\n".join(lines), encoding="utf-8")
         self._server = subprocess.Popen(
@@ -269,10 +275,13 @@ class Subject:
                 path.write_bytes(data)
 
     def cases(self) -> Iterator[Case]:
-        """Yields every damage to every object of the half and the whole run."""
+        """Yields every damage to every object of the half and the whole run; of a sweep, to its best trial's."""
         older = {"half": {}, "whole": self.half}
+        best = {name.split("/")[1] for name in self.whole if name.endswith("/report.html")}
         for state, content in (("half", self.half), ("whole", self.whole)):
             for name in content:
+                if self.name == "sweep" and name.split("/")[1] not in best:
+                    continue
                 for damage, change in DAMAGE.items():
                     if changes := dict(change(name, content, older[state])):
                         yield Case(state, name, damage, changes)
@@ -300,9 +309,11 @@ class Subject:
 # The server
 
 
-_run = subprocess.run
+_folder = Path(sys.argv[-1])
 failures: list[BaseException | None] = []
 """Errors of stages in this process."""
+CAUSE = "cause.json"
+"""The last error of a stage in a process of its own."""
 
 
 def _in_process(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
@@ -333,44 +344,56 @@ def _in_process(full_command: list[str], env_vars: dict[str, str] | None = None)
     return 0
 
 
-def _in_fork(command: list[str], **settings: Any) -> Any:
-    """Runs a module of Baton, as `subprocess.run` does, in a fork of this process; anything else as ever."""
-    if command[:2] != [sys.executable, "-m"]:
-        return _run(command, **settings)
-    with tempfile.TemporaryFile("w+") as printed:
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                os.dup2(printed.fileno(), 1)
-                os.dup2(printed.fileno(), 2)
-                os.environ.clear()
-                os.environ.update(settings["env"])
-                sys.argv = command[2:]
-                runpy.run_module(command[2], run_name="__main__")
-                code = 0
-            except SystemExit as error:
-                code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        printed.seek(0)
-        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), printed.read())
+class _Forked(subprocess.Popen[Any]):
+    """A process whose `python -m` is a fork of this one."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        if list(args[:2]) != [sys.executable, "-m"]:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        environment, pipes = rest[5], rest[9:15]
+        self.pid = os.fork()
+        if self.pid == 0:
+            for mine, theirs in zip((1, 2), (pipes[3], pipes[5]), strict=True):
+                os.dup2(theirs, mine)
+            os.setpgid(0, 0)
+            os._exit(_run_module(list(args[2:]), environment))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _run_module(words: list[str], environment: Mapping[str, str]) -> int:
+    sys.argv = words
+    os.environ.clear()
+    os.environ.update(environment)
+    code = 1
+    try:
+        runpy.run_module(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+        if error.__cause__:
+            (_folder / CAUSE).write_text(json.dumps({**vars(error.__cause__), "broken": traceback.format_exc()}))
+    except BaseException:
+        traceback.print_exc()
+    if "train_chunk" in words:
+        _keep_half()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 def _keep_half() -> None:
-    folder = Path(sys.argv[2])
-    if not (folder / "half").exists():
-        shutil.copytree(folder / "store", folder / "half")
+    if not (_folder / "half").exists():
+        shutil.copytree(_folder / "store", _folder / "half")
 
 
 def _start(name: str, folder: Path) -> Outcome:
     from baton import api
     from baton.errors import BatonError
     from baton.events import Event
+    from baton.local import results
+    from baton.local.sweep import LocalSweep, export_best_trial
 
     told: list[str] = []
 
@@ -378,19 +401,27 @@ def _start(name: str, folder: Path) -> Outcome:
         if type(event).__name__ in ("StageRepaired", "Warned", "Skipped"):
             told.append(str(event))
 
+    (folder / CAUSE).unlink(missing_ok=True)
     store, log = str(folder / "store"), folder / f"cache/logs/{name.replace(' ', '-')}.log"
     with contextlib.suppress(FileNotFoundError):
         log.unlink()
     run_name = name.replace(" ", "-")
     os.chdir(folder)  # paths of a recipe without a file start here
     try:
-        result = api.run(RUNS[name], run_name, store=store, on_event=heard)
+        if "sweep" in RUNS[name]:
+            best = LocalSweep(api.load(RUNS[name], store=store).localised(), run_name, heard).run()
+            export_best_trial(best, run_name, heard)
+            result = results.result(best)
+        else:
+            result = api.run(RUNS[name], run_name, store=store, on_event=heard)
     except BatonError as error:
         printed = log.read_text(encoding="utf-8") if log.exists() else ""
-        cause = failures[-1] if failures else error
-        remedy, message = getattr(cause, "remedy", None), str(getattr(cause, "message", error))
+        cause = vars(failures[-1] if failures else error)
+        if not failures and (folder / CAUSE).exists():
+            cause = json.loads((folder / CAUSE).read_text(encoding="utf-8"))
         broken = printed[printed.index("Traceback (most") :][:6000] if "Traceback (most" in printed else ""
-        return Outcome(error=message, remedy=remedy or "", told=told, broken=broken)
+        message, remedy = cause.get("message", str(error)), cause.get("remedy") or ""
+        return Outcome(error=message, remedy=remedy, told=told, broken=broken)
     except Exception:
         return Outcome(told=told, broken=traceback.format_exc())
     problems, named = _verified(store)
@@ -415,7 +446,8 @@ def _bits(store: str, result: Mapping[str, Any]) -> dict[str, str]:
     for name in storage.list("runs"):
         run = Run(storage, name)
         checkpoints = CheckpointStore(run)
-        newest = next(checkpoints.whole())
+        if (newest := next(checkpoints.whole(), None)) is None:
+            continue  # a sweep's rows and tokens
         found[f"{name} {newest.step}"] = newest.digest
         weights = [file for file in newest.manifest.files if file.endswith((".safetensors", "optimizer.pt"))]
         found |= {f"{name} {newest.step} {file}": newest.manifest.files[file]["sha256"] for file in weights}
@@ -468,7 +500,7 @@ def _serve(name: str, folder: Path) -> None:
     importlib.import_module("kfp.dsl.executor")
     torch.set_num_threads(1)
     handler.run_local_subprocess = _in_process
-    subprocess.run = _in_fork
+    subprocess.Popen = _Forked  # type: ignore[misc]
     os.chdir(folder)
     with packaged(load.loads(json.dumps(RUNS[name])), "warm"):
         quality._classifier()

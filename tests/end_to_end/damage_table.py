@@ -1,6 +1,6 @@
 """Outcomes of damage as a page.
 
-python -m tests.end_to_end.damage_table RUN…                         starts each case of these runs (an hour each)
+python -m tests.end_to_end.damage_table RUN…                         starts each case of these runs
 python -m tests.end_to_end.damage_table docs/internals/damage.md    writes the page (`make docs`)
 """
 
