@@ -29,6 +29,7 @@ class Mend(StrEnum):
 SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK = "data-split", "tokenize", "tokenize-shard", "lr-find", "train-chunk"
 CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT = "checkpoint", "evaluate", "gate", "export", "report"
 FORK, ENTER, ADOPT = "fork", "enter", "adopt"  # a fork, a sweep's trial, and settings given to a run that exists
+JUDGE = "judge"  # of a sweep's rung: it reads trials' scores alone
 ALL = (SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK, CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT, FORK, ENTER, ADOPT)
 LATER = (CHUNK, EVALUATE, GATE, EXPORT, REPORT)  # stages that use trained models
 
@@ -99,7 +100,7 @@ OBJECTS = (
     _document(documents.Promoted, Mend.STAGE, (CHECKPOINT,), readers=(REPORT,)),
     _document(documents.ProofPart, Mend.STAGE, (CHECKPOINT,), readers=(REPORT,)),
     RunObject("proof/restored-*.json", Mend.STAGE, (CHUNK,), readers=(REPORT,)),
-    _document(outcomes.TrialScore, Mend.STAGE, (CHUNK,), readers=(CHUNK,)),
+    _document(outcomes.TrialScore, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
     _document(outcomes.TrialFailure, Mend.NOTE, ()),
     _document(outcomes.EvaluationResult, Mend.STAGE, (EVALUATE, GATE), readers=(GATE, EXPORT, REPORT)),
     RunObject("examples.jsonl", Mend.STAGE, (EVALUATE,), readers=(REPORT,)),

@@ -106,7 +106,9 @@ def add_trials(sweep: Sweep, recipe: Recipe, planned: list[search.Bracket], brac
         return
 
     def know(trial: TrialEntry) -> search.Known:
-        scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
+        run = sweep.run(trial)
+        with seals.stage(run, objects.JUDGE, appends=False):
+            scores = {score.chunk: score.value for score in sweep.scores(run) if score.value is not None}
         return search.Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
 
     known = SYSTEM.each(know, [trial for trial in trials if 1 <= trial.bracket < bracket.number])
@@ -259,9 +261,13 @@ def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:
 def _judged(
     sweep: Sweep, document: SweepHead, rung: search.PlannedRung, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
+    def scored(trial: str) -> outcomes.TrialScore | None:
+        run = sweep.run(trials[trial])
+        with seals.stage(run, objects.JUDGE, appends=False):
+            return run.read(outcomes.TrialScore, rung.chunk)
+
     entered = _entered(sweep, rung, trials)
-    read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(outcomes.TrialScore, rung.chunk), entered)
-    scores = {trial: score for trial, score in zip(entered, read, strict=True) if score}
+    scores = {trial: score for trial, score in zip(entered, SYSTEM.each(scored, entered), strict=True) if score}
     stopped = _with_state(requests, "stop").intersection(entered)
     values = {trial: score.value for trial, score in scores.items()}
     kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.errors import BatonError
-from baton.runs.outcomes import TrialEntry, TrialScore
+from baton.checkpoint import seals
+from baton.errors import BatonError, DamagedError
+from baton.runs import objects
+from baton.runs.outcomes import TrialEntry, TrialInfo, TrialScore
 from baton.runs.run import Sweep
+from baton.signing import KEY_FILE, SIGNED_BY, Signer
 from baton.sweep.trials import decide, rank_trials
 from tests.sweep.swept import in_rungs
 
@@ -70,6 +75,56 @@ def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
     verdict = rank_trials(sweep, 3)
     assert verdict.winner == sweep.run(sweep.trial("t1")).uri
     assert sweep.raw("winner.json") == {**(sweep.raw("winner.json") or {}), "id": "t1", "value": 0.25}
+
+
+CHANGES: dict[str, Callable[[bytes, bytes], bytes | None]] = {
+    "better": lambda own, best: own.replace(b"4.0", b"0.1"),
+    "emptied": lambda own, best: b"",
+    "cut": lambda own, best: own[: len(own) // 2],
+    "deleted": lambda own, best: None,
+    "another trial's": lambda own, best: best,
+}
+
+
+def _sealed_scores(sweep: Sweep) -> None:
+    for trial, value in (("t0", 4.0), ("t1", 2.0), ("t2", 1.0)):
+        with seals.stage(sweep.run(sweep.trial(trial)), objects.CHUNK, 1):
+            _score(sweep, 1, **{trial: value})
+
+
+@pytest.mark.parametrize("has_seals", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_sealed_score_counts_whatever_became_of_its_document(change: str, has_seals: bool, sweep: Sweep) -> None:
+    _sealed_scores(sweep)
+    runs = [sweep.run(sweep.trial(trial)) for trial in ("t0", "t2")]
+    own, best = (run.path(TrialScore.file_name(1)) for run in runs)
+    data = CHANGES[change](sweep.storage.read(own), sweep.storage.read(best))
+    sweep.storage.remove(own) if data is None else sweep.storage.write(own, data)
+    if not has_seals:
+        sweep.storage.remove(seals.path_of(runs[0], 1))
+    with contextlib.suppress(DamagedError):
+        _judge(sweep, 1)
+    rung = sweep.rung(1)
+    found = (rung.kept, list(rung.scores)) if rung else None
+    assert (found == (["t2", "t1"], ["t0", "t1", "t2"])) == has_seals
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_planted_score_is_not_used(
+    has_key: bool, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_key:
+        signer = Signer.new("ed25519")
+        (tmp_path / "run.key").write_bytes(signer.pem())
+        monkeypatch.setenv(KEY_FILE, str(tmp_path / "run.key"))
+        monkeypatch.setenv(SIGNED_BY, signer.public.line)
+    _sealed_scores(sweep)
+    with seals.stage(sweep.run(sweep.trial("t3")), objects.ENTER):
+        sweep.run(sweep.trial("t3")).write(TrialInfo(sweep="s", id="t3", values={}, metric="eval_loss"))
+    _score(sweep, 1, t3=0.1)
+    kept, why = _judge(sweep, 1)
+    assert kept == (["t2", "t1"] if has_key else ["t3", "t2"])
+    assert ("t3" in why) == has_key
 
 
 def test_a_trial_that_failed_is_stopped_with_what_it_said(sweep: Sweep) -> None:
