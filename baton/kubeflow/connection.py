@@ -17,8 +17,8 @@ import shlex
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 from urllib.parse import unquote, urlsplit
 
@@ -57,7 +57,9 @@ class TaskDetail:
     started: datetime.datetime | None
     ended: datetime.datetime | None
     message: str | None
-    children: tuple[str, ...]  # ids of the nodes after it; the API calls them names of pods
+    children: tuple[str, ...] = ()  # ids of the nodes after it; the API calls them names of pods
+    path: tuple[str, ...] = ()  # keys of the graphs around it and its own, where the API tells them
+    pod: str | None = None  # of its newest attempt, where the API tells it
 
     @classmethod
     def of(cls, answer: Any) -> TaskDetail:
@@ -68,6 +70,20 @@ class TaskDetail:
         told = [answer.error, *(status.error for status in reversed(answer.state_history or ()))]
         message = next((error.message for error in told if error and error.message), None)
         return cls(answer.display_name or "", answer.state, started, ended, message, children)
+
+    @classmethod
+    def of_task(cls, answer: Mapping[str, Any]) -> TaskDetail:
+        """Returns a `PipelineTask` of the API after 2.17, which lists no task details any more."""
+        started, ended = (
+            datetime.datetime.fromisoformat(text) if (text := answer.get(name)) else None
+            for name in ("create_time", "end_time")
+        )
+        errors = (status.get("error", {}).get("message") for status in reversed(answer.get("state_history", [])))
+        message = next(filter(None, [answer.get("status_metadata", {}).get("message"), *errors]), None)
+        state = {"CACHED": "SUCCEEDED"}.get(answer.get("state", ""), answer.get("state"))
+        path = tuple(answer.get("scope_path", "").split(".")[1:])  # without `root`
+        pod = next((pod["name"] for pod in reversed(answer.get("pods", [])) if pod.get("type") == "EXECUTOR"), None)
+        return cls(answer.get("name", ""), state, started, ended, message, path=path, pod=pod)
 
 
 @dataclass(frozen=True)
@@ -163,6 +179,7 @@ ENDPOINT_REMEDY = (
 
 _TIMEOUTS_S = (4, 30)
 _RUNS = 4  # in an answer: each may carry its whole pipeline, a megabyte once it is read
+_TASKS = 200
 _HEALTHZ_TIMEOUTS_S = (4, 10)  # seconds to connect and to read
 HEALTHZ_PATH = "/apis/v2beta1/healthz"
 LOG_PATH = "/log"  # end of the address of a pod's log, which is text
@@ -499,7 +516,19 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         self._run_api.run_service_retry_run(run_id)
 
     def get_run(self, run_id: str) -> KubeflowRun:
-        return KubeflowRun.of(super().get_run(run_id))
+        run = KubeflowRun.of(super().get_run(run_id))
+        return run if run.details else replace(run, details=tuple(self._tasks(run_id)))
+
+    def _tasks(self, run_id: str) -> Iterator[TaskDetail]:
+        """Yields the tasks of a run from the API after 2.17; none from an older one."""
+        path, page = f"/apis/v2beta1/runs/{run_id}/tasks?page_size={_TASKS}", ""
+        with contextlib.suppress(BatonError, ApiException, ValueError):
+            while True:
+                answer = json.loads(self._get(f"{path}&page_token={page}"))
+                yield from map(TaskDetail.of_task, answer.get("tasks") or ())
+                page = answer.get("next_page_token") or ""
+                if not page:
+                    return
 
     def newest_runs(self, count: int, namespace: str | None, **options: str) -> tuple[list[KubeflowRun], int]:
         """Returns the newest runs, without their stages, and how many there are."""

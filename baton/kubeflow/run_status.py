@@ -68,6 +68,8 @@ class TaskNodes:
         candidates = self._details.get(key, ())
         if key.removesuffix("-driver") not in self._repeated:  # several are the turns of a loop
             return min(candidates, key=_rank, default=None)
+        if any(detail.path for detail in candidates):
+            return min((x for x in candidates if x.path == (*parents, key)), key=_rank, default=None)
         ids = set(self._ids_inside(key, parents))
         return next((x for x in candidates if not ids.isdisjoint(x.children)), None)
 
@@ -480,6 +482,7 @@ def _listed(stage: StageStatus, detail: TaskDetail) -> StageStatus:
         started=detail.started,
         ended=detail.ended,
         message=detail.message,
+        pod=detail.pod,
     )
 
 

@@ -1,19 +1,21 @@
 """What `baton status` still explains once `/apis/v1beta1`, and with it the Argo workflow, is gone.
 
-Each recording without that answer, by each of the other sources: Kubeflow's own list, the store, Kubernetes' pods.
+Each recording without that answer, by each of the other sources: Kubeflow's own list, the tasks that replace it after
+2.17, the store, Kubernetes' pods.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.kubeflow import connection, run_status
+from baton.kubeflow.run_status import StageStatus
 from baton.runs.outcomes import RunFailure
 from baton.runs.run import Run, now
 from baton.store.storage import Storage
@@ -100,6 +102,39 @@ def test_with_a_kubeconfig_pods_tell_what_the_workflow_told(name: str, asked: As
         said,
         Expected(expected.state, expected.code, expected.counts, expected.stages, expected.messages, said_of_pods),
     )
+
+
+def _as_tasks(stages: Sequence[StageStatus]) -> list[dict[str, Any]]:
+    """Returns what the API after 2.17 would list of stages, by its protos, in two pages."""
+    states = {"PENDING": "RUNNING", "WAITING": None, "UNKNOWN": None, "CANCELED": "FAILED"}
+    tasks = []
+    for stage in stages:
+        state = states.get(stage.state, stage.state)
+        told = [{"name": key, "state": state, "type": "CONDITION"} for key in stage.parents if state == "SKIPPED"]
+        if state not in (None, "SKIPPED"):
+            pods = [{"name": "driver", "type": "DRIVER"}, {"name": f"pod-of-{stage.key}", "type": "EXECUTOR"}]
+            about = {"name": stage.key, "scope_path": ".".join(("root", *stage.path)), "state": state, "pods": pods}
+            times = {"create_time": stage.started, "end_time": stage.ended}
+            about |= {name: time.isoformat() for name, time in times.items() if time}
+            told.append({**about, "type": "RUNTIME", "status_metadata": {"message": stage.message or ""}})
+        tasks += told
+    return [{"tasks": tasks[:3], "next_page_token": "more"}, {"tasks": tasks[3:]}]
+
+
+# The first is a driver of no task, and the second, without a workflow, a record that has stopped: see `UNTOLD`.
+@pytest.mark.parametrize("name", sorted(TABLE.keys() - {"root-driver-lost", "groups-of-chunks-running"}))
+def test_the_next_kubeflows_tasks_tell_what_its_list_and_workflow_told(
+    name: str, status: Callable[..., tuple[Any, str]], asked: Ask, kfp_api: Any
+) -> None:
+    recording = recorded(name)
+    status(name)
+    client = connection.connect(kfp_api.url)
+    run = client.get_run(recording["run"]["run_id"])
+    stages = run_status.explained(client, run, run_status.stages(client, run)).stages
+    shown, _ = asked(name, {**recording, "run": {**recording["run"], "run_details": None}, "tasks": _as_tasks(stages)})
+    words = {"PENDING": "running"}  # the API has no other word
+    expected = {stage.name: (words.get(stage.state, stage.state.lower()), stage.message) for stage in stages}
+    assert {stage["name"]: (stage["state"], stage["message"]) for stage in shown["stages"]} == expected
 
 
 @pytest.mark.parametrize("others", ["ended", "none ended", "none"])
