@@ -1,6 +1,6 @@
 """A stage as a process of its own, without Kubeflow: `python -m baton.kfp.process STAGE ARGUMENT…`.
 
-Stages of a run on this machine start so (`baton.local.processes`), chunks on the nodes of a train job, and benchmarks.
+Stages of a run on this machine start so (`baton.kfp.processes`), chunks on the nodes of a train job, and benchmarks.
 A further stage is a function here and a row of `STAGES`. Functions import lazily: a process loads its own stage alone.
 """
 

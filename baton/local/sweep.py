@@ -16,7 +16,8 @@ from typing import TypeVar
 from baton import events
 from baton.compiler.pipeline_file import compile_pipeline
 from baton.errors import BatonError, UserError
-from baton.local import begun, engine, forkserver, processes
+from baton.kfp import processes
+from baton.local import begun, engine, forkserver
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe

@@ -19,7 +19,8 @@ from baton import events
 from baton.checkpoint import seals
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import UnavailableError, UserError
-from baton.local import forkserver, processes
+from baton.kfp import processes
+from baton.local import forkserver
 from baton.machine import PROMISED_GPUS
 from baton.recipe import load
 from baton.recipe.recipe import Recipe

@@ -12,10 +12,9 @@ from typing import Protocol
 from baton import events, scratch
 from baton.errors import BatonError, SkipError, UserError
 from baton.events import Error, Event
-from baton.local import begun
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.run import ORIGIN, Run
+from baton.runs.run import Run
 from baton.runtime import through_skips
 from baton.store.storage import Storage
 
@@ -192,10 +191,3 @@ def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch
         run(DATA_SPLIT, [file.name, name], on_event, launch)
     run(TOKENIZE, [started.uri], on_event, launch)
     return started
-
-
-def begin(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = FreshProcess) -> Run:
-    """Prepares a run that this process trains, and that ends with its last chunk."""
-    begun.note_here(name, Run(Storage(recipe.store.uri), name).uri, [])
-    with environment(**{ORIGIN["until"]: "train"}):
-        return prepare(recipe, name, on_event, launch)
