@@ -88,10 +88,10 @@ class Search(Section):
     """Batches of trials in sequence, without `hyperband`; `optuna` learns from earlier ones. Default: 3 for `optuna`,
     else 1."""
     parallel: Annotated[Positive | None, WrittenAs("max_parallel_trials")] = None
-    """Trials at once on a cluster; default: 4. On one machine they run in turn."""
+    """Trials or shared devices at once on a cluster; default: 4. On one machine trials run in turn."""
     device: Literal["own", "shared"] = "own"
-    """On one machine, `shared`: trials take turns inside one process, which loads the base once. `own`: each chunk of a
-    trial is a process, as on a cluster. Bits are the same."""
+    """`shared`: trials take turns inside one process, which loads the base once. On a cluster a rung is
+    `max_parallel_trials` pods. `own`: each chunk of a trial is a process, or a pod. Bits are the same."""
 
     @field_validator("parameters")
     @classmethod

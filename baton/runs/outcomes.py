@@ -198,6 +198,11 @@ class SweepHead(NamedDocument, name="sweep.json"):
         # Each bracket's last rung is after the last chunk.
         return max(rung.chunk for rung in self.rungs)
 
+    def chunks(self, number: int) -> tuple[int, int]:
+        """Returns the first and last chunk that trials train for a rung, given by its number."""
+        before, rung = self.rungs[number - 2], self.rungs[number - 1]
+        return (before.chunk + 1 if number > 1 and before.bracket == rung.bracket else 1), rung.chunk
+
 
 class RungScore(Document):
     value: float | None
@@ -234,6 +239,10 @@ class TrialRequest(NamedDocument, name="control/{}.json"):
     state: TrialState
     why: str = ""
     at: str = ""
+
+
+class TrialJoin(NamedDocument, name="joins/rung-{:03d}-{}.json"):
+    device: str  # that trains a trial which has joined within the rung
 
 
 class Winner(NamedDocument, name="winner.json"):

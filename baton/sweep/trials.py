@@ -6,6 +6,7 @@ reach is a warning.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from baton.errors import BatonError, UserError
 from baton.pages import quality_page
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.recipe.sharing import share
 from baton.runs import objects, outcomes
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
@@ -198,6 +200,22 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     return [run.uri for run in runs]
 
 
+def deal(sweep: Sweep, runs: Sequence[str], devices: int) -> list[dict[str, str]]:
+    """Deals the trials of a rung, given by their runs' addresses, to at most so many devices.
+
+    Returns:
+        For each device `sweep_uri` and `trials`, their ids between spaces. Trials that may share a process are next to
+        each other, so that a device loads few bases.
+    """
+    opened = [Run.open(uri) for uri in runs]
+    ids = [run.need(outcomes.TrialInfo).id for run in opened]
+    sharing = share(dict(zip(ids, SYSTEM.each(Run.resolved_recipe, opened), strict=True)))
+    ordered = [trial for group in (*sharing.groups, sharing.apart) for trial in group]
+    count = min(devices, len(ordered))
+    ends = [len(ordered) * at // count for at in range(count + 1)]
+    return [{"sweep_uri": sweep.uri, "trials": " ".join(ordered[first:end])} for first, end in itertools.pairwise(ends)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RungResult:
     kept: list[str]  # addresses of the runs that advance, best first
@@ -259,7 +277,7 @@ def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:
 def _judged(
     sweep: Sweep, document: SweepHead, rung: search.PlannedRung, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
-    entered = _entered(sweep, rung, trials)
+    entered = sweep.entered(document, rung.number)
     read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(outcomes.TrialScore, rung.chunk), entered)
     scores = {trial: score for trial, score in zip(entered, read, strict=True) if score}
     stopped = _with_state(requests, "stop").intersection(entered)
@@ -304,15 +322,6 @@ def _with_requests(
     stopped += [_asked(trial, requests[trial]) for trial in gone]
     remaining = [trial for trial in verdict.kept if trial not in gone] + asked
     return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
-
-
-def _entered(sweep: Sweep, rung: search.PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
-    if rung.first == 1:
-        return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
-    before = sweep.rung(rung.number - 1)
-    if before is None:
-        raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")
-    return [trial for trial in before.kept if trial in trials]
 
 
 def _winner(
