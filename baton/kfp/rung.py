@@ -1,4 +1,4 @@
-"""Chunks of a rung on one device: trials take turns inside one process, and code that may keep state has one a chunk.
+"""Chunks of a rung on one device: trials take turns inside one process; some need a process for each chunk.
 
 A sweep on one machine trains all its trials so, a pod of a cluster its share of them.
 """
@@ -208,7 +208,7 @@ def train_share(sweep: Sweep, number: int, trials: str, spare: int) -> str:
         sweep: The sweep.
         number: Number of the rung, from 1.
         trials: Ids of the trials, between spaces, the same for a pod that is started again.
-        spare: Number of pods that may end what this one leaves at a preemption; without one that is a BatonError.
+        spare: Number of pods that may go on after a preemption; without one that is a BatonError.
     """
     if not trials:
         return ""
