@@ -340,5 +340,6 @@ def _loops(recipe: Recipe) -> tuple[dict[str, int], dict[str, str]]:
         for rung in bracket.rungs:
             pods = min(trials, devices(recipe) or trials)
             longest = max(longest, -(-trials // pods))
-            loops[f"rung {rung.number}"], trials = pods, rung.keep
+            loops[f"rung {rung.number}"] = pods
+            trials = trials if recipe.sweep and recipe.sweep.sure else rung.keep  # all advance at worst
     return loops, {"trials": " ".join(f"t{number:03d}" for number in range(longest))}

@@ -60,6 +60,9 @@ class Halving(Section):
 
     eta: Annotated[int, Field(ge=2)] = 3
     """One in this many trials advances; rungs follow chunks 1, eta, eta² and so on."""
+    sure: Annotated[float, Field(gt=0.5, lt=1)] | None = None
+    """Confidence, such as 0.9, at which a pruned trial is worse than the last one that advances; others advance, too.
+    Held-out rows are compared pair by pair (bootstrap). Default: any difference counts."""
 
 
 class Search(Section):
@@ -127,6 +130,12 @@ class Search(Section):
         """One of how many advances, None where all do."""
         rule = self.halving or self.hyperband
         return rule.eta if rule else None
+
+    @property
+    def sure(self) -> float | None:
+        """Confidence at which a pruned trial is worse, None where any difference counts."""
+        rule = self.halving or self.hyperband
+        return rule.sure if rule else None
 
 
 PREVIOUS = "previous-phase"  # placeholder for the previous phase's model, until that is known

@@ -100,6 +100,7 @@ OBJECTS = (
     _document(documents.ProofPart, Mend.STAGE, (CHECKPOINT,), readers=(REPORT,)),
     RunObject("proof/restored-*.json", Mend.STAGE, (CHUNK,), readers=(REPORT,)),
     _document(outcomes.TrialScore, Mend.STAGE, (CHUNK,), readers=(CHUNK,)),
+    _document(outcomes.TrialRows, Mend.STAGE, (CHUNK,)),
     _document(outcomes.TrialFailure, Mend.NOTE, ()),
     _document(outcomes.EvaluationResult, Mend.STAGE, (EVALUATE, GATE), readers=(GATE, EXPORT, REPORT)),
     RunObject("examples.jsonl", Mend.STAGE, (EVALUATE,), readers=(REPORT,)),

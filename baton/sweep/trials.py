@@ -150,9 +150,12 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     trials = bracket_trials(sweep, recipe, bracket)
     assert recipe.sweep
     metric, parent = recipe.sweep.metric, tracking_parent(sweep, recipe)
+    rows = {"keeps_rows": True} if recipe.sweep.sure else {}
 
     def note(trial: TrialEntry) -> None:
-        about = outcomes.TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
+        about = outcomes.TrialInfo(
+            sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent, **rows
+        )
         sweep.run(trial).write(about)
 
     SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
@@ -245,7 +248,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
     requests = sweep.requests()
-    verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
+    verdict = sweep.rung(number) or _judged(sweep, document, recipe, rung, trials, requests)
     verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:
         why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
@@ -275,18 +278,33 @@ def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:
 
 
 def _judged(
-    sweep: Sweep, document: SweepHead, rung: search.PlannedRung, trials: dict[str, TrialEntry], requests: Requests
+    sweep: Sweep,
+    document: SweepHead,
+    recipe: Recipe,
+    rung: search.PlannedRung,
+    trials: dict[str, TrialEntry],
+    requests: Requests,
 ) -> RungVerdict:
+    assert recipe.sweep
+    sure = recipe.sweep.sure
     entered = sweep.entered(document, rung.number)
     read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(outcomes.TrialScore, rung.chunk), entered)
     scores = {trial: score for trial, score in zip(entered, read, strict=True) if score}
     stopped = _with_state(requests, "stop").intersection(entered)
     values = {trial: score.value for trial, score in scores.items()}
     kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)
+    differences = {}
+    if sure and kept and beaten:
+        rows = {trial: sweep.run(trials[trial]).read(outcomes.TrialRows, rung.chunk) for trial in (kept[-1], *beaten)}
+        differences = compare(kept[-1], rows, document.mode, sure, recipe.seed)
     ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
-    ranked = len(kept) + len(beaten)
-    for place, trial in enumerate(beaten, len(kept) + 1):
-        why = f"place {place} of {ranked}, top {len(kept)} kept"
+    top, ranked, is_last = len(kept), len(kept) + len(beaten), rung.chunk == document.num_chunks
+    for place, trial in enumerate(beaten, top + 1):
+        why, difference = f"place {place} of {ranked}, top {top} kept", differences.get(trial)
+        if sure and difference and difference.confidence < sure and not is_last:
+            kept.append(trial)
+            continue
+        why += f"; {difference.in_words}" if difference else ""
         ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)
     for trial in (trial for trial in entered if trial not in kept and trial not in ended):
         if trial in scores:
@@ -306,8 +324,50 @@ def _judged(
         },
         kept=kept,
         stopped=[ended[trial] for trial in entered if trial in ended],
+        **({"differences": differences} if differences else {}),
         at=now(),
     )
+
+
+def compare(
+    against: str, rows: Mapping[str, outcomes.TrialRows | None], mode: str, sure: float, seed: int
+) -> dict[str, outcomes.TrialDifference]:
+    """Returns how much worse trials are than another over the same held-out rows, drawn alike for both.
+
+    Args:
+        against: The other trial.
+        rows: Of each trial its held-out rows. One without as many as the other's is left out.
+        mode: `min` or `max`: direction of the score.
+        sure: Share of draws inside an interval.
+        seed: Decides the draws.
+    """
+    import numpy as np
+
+    from baton.models import bootstrap
+
+    other, sign = rows[against], 1 if mode == "min" else -1
+    differences = {}
+    for trial, own in rows.items():
+        if trial == against or other is None or own is None or len(own.values) != len(other.values):
+            continue
+        columns = [
+            column
+            for each in (own, other)
+            for column in (np.multiply(each.values, each.weights), np.asarray(each.weights))
+        ]
+        statistics = np.column_stack(columns)
+        # The first draw is of each row once: the difference itself.
+        sums = np.vstack([statistics.sum(0), bootstrap.resampled(statistics, seed)])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            worse = sign * (sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])
+        if np.isfinite(worse).all():
+            differences[trial] = outcomes.TrialDifference(
+                against=against,
+                value=float(worse[0]),
+                interval=np.quantile(worse[1:], [(1 - sure) / 2, (1 + sure) / 2]).tolist(),
+                confidence=float((worse[1:] > 0).mean()),
+            )
+    return differences
 
 
 def _with_requests(
