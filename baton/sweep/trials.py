@@ -304,7 +304,8 @@ def _judged(
         if sure and difference and difference.confidence < sure and not is_last:
             kept.append(trial)
             continue
-        why += f"; {difference.in_words}" if difference else ""
+        if sure:
+            why += f"; {difference.in_words if difference else 'not compared by rows'}"
         ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)
     for trial in (trial for trial in entered if trial not in kept and trial not in ended):
         if trial in scores:

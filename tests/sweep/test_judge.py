@@ -164,6 +164,7 @@ def test_a_trial_that_cannot_be_told_from_the_last_to_advance_does_too(
     why = {entry.id: entry.why for entry in verdict.stopped}
     assert why["t3"].startswith("place 4 of 4, top 2 kept; worse than t1 by 1.9")
     assert why["t3"].endswith("(confidence 1)")
+    assert ("t2" in why and "not compared by rows" in why["t2"]) == (len(third) != len(ROWS))
     assert ("t2" in verdict.differences) == (len(third) == len(ROWS))
 
 
