@@ -227,7 +227,7 @@ def train_share(sweep: Sweep, number: int, trials: str, spare: int) -> str:
     if notice and not spare:
         raise BatonError(
             f"this machine is preempted ({notice}); the trials are saved.",
-            remedy="Another pod goes on: `baton retry` the run, or set chunks.spare.",
+            remedy="Another pod goes on: `baton retry` the run, or set chunks.extra.",
         )
     return trials if notice else ""
 
