@@ -7,8 +7,10 @@ import contextlib
 import ctypes
 import math
 import os
+import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ PROMISED_GPUS = "BATON_PROMISED_GPUS"
 # Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
 # have outside Linux. Its former name `BATON_WARM` is read where it is not set.
 FORKSERVER = "BATON_FORKSERVER"
+ENDS_WITH = "BATON_ENDS_WITH"  # environment variable: number of the process whose end is this one's, too
+_PDEATHSIG = 1  # of prctl(2)
 CGROUP = Path("/sys/fs/cgroup")
 _M_ARENA_MAX = -8  # of mallopt(3)
 
@@ -46,6 +50,15 @@ def number_of(variable: str, default: float) -> float:
     raise UserError(
         f"the environment variable {variable} is {text!r}, expected a number.", remedy="Set a number, or unset it."
     )
+
+
+def end_with_parent(parent: int = 0) -> None:
+    """Has Linux kill this process when its parent is killed, given by its number or by `ENDS_WITH`: two would train."""
+    number = parent or int(os.environ.pop(ENDS_WITH, "0"))
+    if number and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != number:  # it was killed before that
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def share_arenas() -> None:

@@ -1,7 +1,8 @@
 """The pipeline that trains many configurations of a recipe in rungs of chunks, and exports the best.
 
 For each bracket: begin → (data split → tokenize for each different data) → enter → for each rung: the trials that are
-left, at most so many at once, train its chunks → judge. Then the winner as in `baton.pipelines.finetune`.
+left, at most so many at once, train its chunks → judge. Then the winner as in `baton.pipelines.finetune`. With
+`sweep.device: shared` a rung has as many pods as trials at once, each with its share of the trials.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from baton.components.report.component import report
-from baton.components.sweep.component import begin, enter, judge
+from baton.components.sweep.component import begin, enter, judge, train_turns
 from baton.components.tokenize.component import tokenize
 from baton.kfp import pod
 from baton.pipelines import finetune
@@ -103,11 +104,17 @@ def _bracket(
         begun.after(before)
     sweep_uri = placed(begun, "begin").outputs["sweep_uri"]
     tokens = _prepared(recipe, begun.outputs["Output"], store, placed)
-    entered = enter(sweep_uri=sweep_uri, bracket=bracket.number).after(tokens)
+    shared = {"devices": devices(recipe)} if devices(recipe) else {}
+    entered = enter(sweep_uri=sweep_uri, bracket=bracket.number, **shared).after(tokens)
     verdict = placed(entered, "enter")
     for rung in bracket.rungs:
-        trained = _rung(recipe, rung, verdict.outputs["Output"], placed)
-        verdict = judge(sweep_uri=sweep_uri, rung=rung.number).after(trained)
+        left = verdict.outputs["Output"]
+        if shared:
+            trained = _shared_rung(recipe, rung, left, placed)
+        else:
+            trained = _rung(recipe, rung, left, placed)
+        deals = shared if rung != bracket.rungs[-1] else {}
+        verdict = judge(sweep_uri=sweep_uri, rung=rung.number, **deals).after(trained)
         placed(verdict, f"judge rung {rung.number}")
     return verdict
 
@@ -127,6 +134,26 @@ def _rung(recipe: Recipe, rung: PlannedRung, survivors: Value, placed: finetune.
     with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as trial:
         baton, verified = finetune.line(recipe, trial, slots, placed)
         return finetune.one_checkpoint(baton, rung.chunk, verified, placed)
+
+
+def _shared_rung(recipe: Recipe, rung: PlannedRung, shares: Value, placed: finetune.Placed) -> dsl.PipelineTask:
+    """Adds a pod of a rung for each share of its trials, and spare ones behind it; returns the last stage."""
+    chunks = f"chunk {rung.chunk}" if rung.first == rung.chunk else f"chunks {rung.first}–{rung.chunk}"
+    spares = recipe.chunks.spare
+    with dsl.ParallelFor(shares, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as share:
+        trials = share.trials
+        for spare in range(spares, -1, -1):
+            task = train_turns(sweep_uri=share.sweep_uri, rung=rung.number, trials=trials, spare=spare)
+            placed(task, f"{'train' if spare == spares else 'spare'} {chunks}", compute=True)
+            pod.on_chunk(task, recipe)
+            trials = task.outputs["Output"]
+        return task
+
+
+def devices(recipe: Recipe) -> int:
+    """Returns how many pods share the trials of a rung at most, 0 where each chunk of a trial has a pod."""
+    assert recipe.sweep
+    return _parallel(recipe) if recipe.sweep.device == "shared" else 0
 
 
 def _parallel(recipe: Recipe) -> int:

@@ -17,7 +17,7 @@ from baton import events
 from baton.cli.display import Display, screen
 from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, default_page, page_path, print_json
 from baton.errors import BatonError, UserError
-from baton.local import processes
+from baton.kfp import processes
 from baton.local.preview import preview
 from baton.pages import quality_page
 from baton.pages.quality_page import parts, tone

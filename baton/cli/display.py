@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton import events
-from baton.local.processes import StageRepaired, TrialFailed
+from baton.kfp.processes import StageRepaired, TrialFailed
 from baton.recipe.evaluation import FIGURES
 from baton.terminal import Terminal
 

@@ -16,7 +16,8 @@ from baton.cli.display import Display, Verbosity, console
 from baton.cli.kubeflow import RETRAINED, links
 from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError
-from baton.local import begun, processes, results
+from baton.kfp import processes
+from baton.local import begun, results
 from baton.models import prompts
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import ReportPage

@@ -303,12 +303,14 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
     """Predicts the workflow of a compiled recipe; refuses one that outgrows Kubernetes before its last stage ends."""
     with open(path, "rb") as file:
         documents = list(yaml.load_all(file, LOADER))
-    size = predict(documents, _iterations(recipe) if pipeline is Pipeline.sweep else None)
+    size = predict(documents, *(_loops(recipe) if pipeline is Pipeline.sweep else ()))
     size = replace(size, limit=int(machine.number_of(WORKFLOW_LIMIT, size.limit)))
     if not size.ends:
         remedy = "Use fewer, longer chunks (chunks.count); chunks.checkpoint_every saves in between."
         if pipeline is Pipeline.sweep:
             remedy = "Lower the number of trials or chunks, or raise eta; `baton sweep run` has no limit."
+            if recipe.sweep and recipe.sweep.device == "own":
+                remedy = f"Set sweep.device to shared: a rung is then a few pods. Or {remedy[0].lower()}{remedy[1:]}"
         raise UserError(
             f"at least {size.pods} stages do not fit one workflow: their states would take "
             f"{(size.spec + size.compressed) / 1000:,.0f} kB compressed, Kubernetes takes {size.limit / 1000:,.0f} kB. "
@@ -328,10 +330,16 @@ def readability_warning(size: WorkflowSize) -> str:
     )
 
 
-def _iterations(recipe: Recipe) -> dict[str, int]:
-    loops = {"data": 1}
+def _loops(recipe: Recipe) -> tuple[dict[str, int], dict[str, str]]:
+    """Returns the iterations of a sweep's loops, by name, and texts as long as an iteration's, by input."""
+    from baton.pipelines.sweep import devices
+
+    loops, longest = {"data": 1}, 0
     for bracket in brackets(recipe):
         trials = bracket.trials
         for rung in bracket.rungs:
-            loops[f"rung {rung.number}"], trials = trials, rung.keep
-    return loops
+            pods = min(trials, devices(recipe) or trials)
+            longest = max(longest, -(-trials // pods))
+            loops[f"rung {rung.number}"] = pods
+            trials = trials if recipe.sweep and recipe.sweep.sure else rung.keep  # all advance at worst
+    return loops, {"trials": " ".join(f"t{number:03d}" for number in range(longest))}

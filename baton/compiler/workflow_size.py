@@ -70,9 +70,17 @@ class WorkflowSize:
         return (limit - self.spec - REST) / status
 
 
-def predict(documents: Sequence[Any], loops: Mapping[str, int] | None = None) -> WorkflowSize:
-    """Predicts a compiled file's workflow; `loops`: iterations, by name, of loops over items from a stage."""
-    compiled = _Compiled(documents, loops or {})
+def predict(
+    documents: Sequence[Any], loops: Mapping[str, int] | None = None, items: Mapping[str, str] | None = None
+) -> WorkflowSize:
+    """Predicts a compiled file's workflow.
+
+    Args:
+        documents: Pipeline and Kubernetes settings, as the file has them.
+        loops: Iterations, by name, of loops over items from a stage.
+        items: Texts as long as such an item, by the input that takes it.
+    """
+    compiled = _Compiled(documents, loops or {}, items or {})
     run = compiled.run_nodes()
     compressed = (
         COMPRESSED * (run["bytes"] - run["large"]) + COMPRESSED_BOX * run["boxes"] + COMPRESSED_LARGE * run["packed"]
@@ -87,7 +95,7 @@ class _Compiled:
     iterations of loops.
     """
 
-    def __init__(self, documents: Sequence[Any], loops: Mapping[str, int]) -> None:
+    def __init__(self, documents: Sequence[Any], loops: Mapping[str, int], items: Mapping[str, str]) -> None:
         self.loops = loops
         self.root, self.components = documents[0]["root"], documents[0]["components"]
         executors = documents[0]["deploymentSpec"]["executors"]
@@ -98,7 +106,7 @@ class _Compiled:
         declared = self.root.get("inputDefinitions", {}).get("parameters", {})
         self.defaults = {key: entry["defaultValue"] for key, entry in declared.items() if "defaultValue" in entry}
         self.config = _quoted(_text({"parameterValues": self.defaults}))
-        self.longest: dict[str, str] = {}  # of the texts that tasks pass to an input, by its name
+        self.longest = dict(items)  # of the texts that tasks pass to an input, by its name
         for key, source in (each for tasks in self.dags for task in tasks.values() for each in _inputs(task).items()):
             if isinstance(constant := _constant(source), str):
                 self.longest[key] = max(self.longest.get(key, ""), constant, key=len)

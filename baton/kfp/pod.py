@@ -11,8 +11,8 @@ from baton.signing import KEY_FILE, SIGNED_BY
 from baton.tracking.servers import KUBEFLOW_RUN
 
 BACKOFF_LIMIT = "24h"  # from the first attempt's start; kills a retried pod when it passes; the default is one hour
-TRAIN_CHUNK = "train-chunk"  # the stage that several nodes can share
-TRIED_AGAIN = ("data-split", "tokenize", "tokenize-shard", "lr-find", TRAIN_CHUNK, "evaluate", "export")
+TRAIN = ("train-chunk", "train-turns")  # stages that several nodes can share
+TRIED_AGAIN = ("data-split", "tokenize", "tokenize-shard", "lr-find", *TRAIN, "evaluate", "export")
 """Stages that an engine starts again: those that take long. The others take seconds, and one that fails fails again."""
 
 RUN_LABEL = "metadata.labels['pipeline/runid']"  # a pod finds the id of its Kubeflow run there
@@ -58,7 +58,7 @@ def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
     """Requests accelerators, memory, the nodes that have them and the cache, for stages that run the model."""
     resources = recipe.resources
     # The pod of a chunk on several nodes only follows a job, whose own pods have all this.
-    if recipe.max_nodes > 1 and task.component_spec.name == TRAIN_CHUNK:
+    if recipe.max_nodes > 1 and task.component_spec.name in TRAIN:
         return
     if resources.gpus:
         task.set_accelerator_type(resources.accelerator).set_accelerator_limit(resources.gpus)

@@ -1,6 +1,6 @@
 """A stage as a process of its own, without Kubeflow: `python -m baton.kfp.process STAGE ARGUMENTâ€¦`.
 
-Stages of a run on this machine start so (`baton.local.processes`), chunks on the nodes of a train job, and benchmarks.
+Stages of a run on this machine start so (`baton.kfp.processes`), chunks on the nodes of a train job, and benchmarks.
 A further stage is a function here and a row of `STAGES`. Functions import lazily: a process loads its own stage alone.
 """
 
@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from baton import events
+from baton import events, machine
 from baton.recipe import load
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import Winner
@@ -42,10 +42,10 @@ def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
     run_chunk(run_uri, index, tuple(leave_out))
 
 
-def take_turns(first: int, last: int, runs: list[str]) -> None:
-    from baton.train.turns import take_turns
+def take_turns(first: int, last: int, runs: list[str], rung: int, device: str) -> None:
+    from baton.train.turns import Device, take_turns
 
-    take_turns(runs, first, last)
+    take_turns(runs, first, last, device=Device(rung, device) if device else None)
 
 
 def checkpoint(run_uri: str, index: int) -> None:
@@ -57,6 +57,13 @@ def checkpoint(run_uri: str, index: int) -> None:
 def check_turns(index: int, runs: list[str]) -> None:
     for uri in runs:
         checkpoint(uri, index)
+
+
+def pages(runs: list[str]) -> None:
+    from baton.pages.publish import write_progress
+
+    for uri in runs:
+        write_progress(uri)
 
 
 def evaluate(run_uri: str) -> None:
@@ -136,6 +143,7 @@ STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments â
     take_turns: "train chunks {first} to {last}",
     checkpoint: "checkpoint {index}",
     check_turns: "checkpoints {index}",
+    pages: "pages of trials",
     evaluate: "evaluate",
     begin: "begin bracket {bracket}",
     enter: "enter bracket {bracket}",
@@ -145,12 +153,15 @@ STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments â
 
 
 def main() -> None:
+    machine.end_with_parent()
     parser = argparse.ArgumentParser(description="Run a stage.")
     stages = parser.add_subparsers(dest="stage", required=True)
     for function in STAGES:
         arguments = stages.add_parser(function.__name__)
         for name, kind in function.__annotations__.items():
-            if kind in (str, int, Path):
+            if name in ("rung", "device") and function is take_turns:
+                arguments.add_argument(f"--{name}", type=kind, default=kind(), help="tells devices of a rung apart")
+            elif kind in (str, int, Path):
                 arguments.add_argument(name, type=kind)
             elif name == "runs":
                 arguments.add_argument(name, nargs="+")

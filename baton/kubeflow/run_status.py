@@ -187,7 +187,7 @@ class StageStatus:
 
     @property
     def trains(self) -> bool:
-        return self.component_name == "train-chunk"
+        return self.component_name in ("train-chunk", "train-turns")
 
     @property
     def seconds(self) -> float | None:

@@ -8,15 +8,18 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from baton import machine
-from baton.runs.run import Run
+from baton import events, machine
+from baton.kfp import processes
+from baton.recipe.recipe import Recipe
+from baton.runs.run import ORIGIN, Run
+from baton.store.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,3 +160,15 @@ def _write(run: BegunRun) -> None:
         with tempfile.NamedTemporaryFile("w", dir=_folder(), encoding="utf-8", delete=False) as file:
             json.dump(asdict(run), file)
         os.replace(file.name, _path(run.name, run.run_uri))
+
+
+def begin(
+    recipe: Recipe,
+    name: str,
+    on_event: Callable[[events.Event], None],
+    launch: processes.Launcher = processes.FreshProcess,
+) -> Run:
+    """Prepares a run that this process trains, and that ends with its last chunk."""
+    note_here(name, Run(Storage(recipe.store.uri), name).uri, [])
+    with processes.environment(**{ORIGIN["until"]: "train"}):
+        return processes.prepare(recipe, name, on_event, launch)

@@ -23,7 +23,8 @@ from baton import events, machine
 from baton.checkpoint import zero_format
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import BatonError, UserError
-from baton.local import docker, forkserver, processes
+from baton.kfp import processes
+from baton.local import docker, forkserver
 from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.source import credentials, prepare

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from baton import events, machine
+from baton.kfp import processes
 from baton.kfp.component import EXECUTOR, RUNTIME
-from baton.local import processes
 from baton.store.clouds import ENVIRONMENT
 
 _READ_LATE = (  # beginnings of variables that are read when needed, not when libraries load

@@ -10,7 +10,7 @@ from typing import Any
 
 from baton import events
 from baton.errors import AbsentError, BatonError, StoreError, UserError
-from baton.local import processes
+from baton.kfp import processes
 from baton.models import gguf_file
 from baton.recipe import load
 from baton.recipe.model import Model

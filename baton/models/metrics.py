@@ -16,20 +16,18 @@ import numpy as np
 import torch
 
 from baton.errors import UserError, in_words
-from baton.models import hooks, loading
+from baton.models import bootstrap, hooks, loading
 from baton.models.rewards import final_number
 from baton.recipe import extras
 from baton.recipe.evaluation import FIGURES, ROUGE, Evaluation
 from baton.recipe.methods import AGAINST_BASELINE
 from baton.recipe.run import Hook
 
-Array = np.ndarray[Any, Any]
+Array = bootstrap.Array
 Interval = list[float]
 Pairs = Sequence[tuple[str, str]]  # prompts and the rows' own answers, '' where a row has none
 Function = Callable[..., Any]
 
-RESAMPLES = 1000  # draws of the rows for an interval
-RESAMPLE_BLOCK = 2**24  # drawn row numbers in memory at once
 BERTSCORE_REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
 
 Better = Literal["higher", "lower"]
@@ -110,29 +108,15 @@ def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: in
 
 
 def _drawn(figures: Mapping[str, Figure], seed: int) -> dict[str, Array]:
-    """Returns each figure over rows drawn with replacement, of shape (`RESAMPLES`,)."""
+    """Returns each figure over rows drawn with replacement, of shape (`bootstrap.RESAMPLES`,)."""
     draws: dict[str, Array] = {}
     for rows in {len(figure.statistics) for figure in figures.values()} - {0}:
         same = {name: figure for name, figure in figures.items() if len(figure.statistics) == rows}
-        sums = _resampled(np.hstack([figure.statistics for figure in same.values()]), seed)
+        sums = bootstrap.resampled(np.hstack([figure.statistics for figure in same.values()]), seed)
         ends = np.cumsum([figure.statistics.shape[1] for figure in same.values()])[:-1]
         for (name, figure), own in zip(same.items(), np.split(sums, ends, axis=1), strict=True):
             draws[name] = figure.compute(own)
     return {name: draws[name] for name in figures if name in draws}
-
-
-def _resampled(statistics: Array, seed: int) -> Array:
-    """Returns the sums over rows drawn with replacement, of shape (`RESAMPLES`, k), by rows and seed alone."""
-    rows = len(statistics)
-    random = np.random.default_rng([seed, rows])
-    block = max(1, min(RESAMPLES, RESAMPLE_BLOCK // rows))
-    sums = []
-    for first in range(0, RESAMPLES, block):
-        count = min(block, RESAMPLES - first)
-        taken = random.integers(rows, size=(count, rows)) + np.arange(count)[:, None] * rows
-        times = np.bincount(taken.ravel(), minlength=count * rows).reshape(count, rows)
-        sums.append(times @ statistics)
-    return np.concatenate(sums)
 
 
 @dataclass

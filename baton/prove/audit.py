@@ -19,7 +19,8 @@ from baton.checkpoint.sharded import code_in
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
 from baton.events import Event
-from baton.local import forkserver, processes
+from baton.kfp import processes
+from baton.local import forkserver
 from baton.pages import html
 from baton.pages.html import count
 from baton.recipe import load

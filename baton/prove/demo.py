@@ -9,8 +9,9 @@ from typing import Any
 
 from baton import events
 from baton.errors import UserError
-from baton.local import forkserver, processes
-from baton.local.processes import TRAIN_CHUNK, Launcher, Process
+from baton.kfp import processes
+from baton.kfp.processes import TRAIN_CHUNK, Launcher, Process
+from baton.local import begun, forkserver
 from baton.models import gguf_file
 from baton.prove import prove
 from baton.recipe import extras, load
@@ -115,10 +116,10 @@ def compare_killed(
     created, launch = now(), forkserver.launcher()
     on_run("undisturbed")
     whole = load.with_values(recipe, {"chunks.count": 1})
-    undisturbed = processes.begin(whole, f"{name}-undisturbed", on_event, launch)
+    undisturbed = begun.begin(whole, f"{name}-undisturbed", on_event, launch)
     processes.train_chunk(undisturbed.uri, 1, on_event, launch)
     on_run("killed")
-    second = processes.begin(recipe, f"{name}-killed", on_event, launch)
+    second = begun.begin(recipe, f"{name}-killed", on_event, launch)
     kills = _train_killed(second, recipe, launch, on_event, on_kill)
     variants = [prove.outcome(undisturbed, 1), prove.outcome(second, recipe.num_chunks)]
     return prove.compare(variants, recipe=recipe.name, created=created), kills

@@ -18,8 +18,9 @@ from typing import TypedDict
 from baton import events
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, SkipError
-from baton.local import processes, results
-from baton.local.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launcher
+from baton.kfp import processes
+from baton.kfp.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launcher
+from baton.local import begun, results
 from baton.prove import prove
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
@@ -323,7 +324,7 @@ class Drill:
         }
 
     def _undisturbed(self) -> prove.FinishedRun:
-        run = processes.begin(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
+        run = begun.begin(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.num_chunks + 1):
             for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
                 through_skips(partial(self._learn, module, [run.uri, str(index)], begins))
@@ -346,7 +347,7 @@ class Drill:
         """Brings a run to its end, however often its processes are killed, and compares it."""
         began, chunks = len(self.kills), self.recipe.num_chunks
         self._problems = []
-        run = processes.begin(self.recipe, name, self._on_event, self.launch)
+        run = begun.begin(self.recipe, name, self._on_event, self.launch)
         for index in range(1, chunks + 1):
             until = began + math.ceil((self.wanted - began) * index / chunks)
             for module in (TRAIN_CHUNK, CHECKPOINT):

@@ -15,8 +15,9 @@ from baton.checkpoint import seals
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, UserError
 from baton.events import Event
+from baton.kfp.processes import train_chunk
 from baton.local import forkserver
-from baton.local.processes import begin, train_chunk
+from baton.local.begun import begin
 from baton.models import trained
 from baton.pages import html, plots
 from baton.pages.plots import Curve, Mark, Plot

@@ -60,6 +60,9 @@ class Halving(Section):
 
     eta: Annotated[int, Field(ge=2)] = 3
     """One in this many trials advances; rungs follow chunks 1, eta, eta² and so on."""
+    sure: Annotated[float, Field(gt=0.5, lt=1)] | None = None
+    """Confidence, such as 0.9, at which a pruned trial is worse than the last one that advances; others advance, too.
+    Held-out rows are compared pair by pair (bootstrap). Default: any difference counts."""
 
 
 class Search(Section):
@@ -88,10 +91,10 @@ class Search(Section):
     """Batches of trials in sequence, without `hyperband`; `optuna` learns from earlier ones. Default: 3 for `optuna`,
     else 1."""
     parallel: Annotated[Positive | None, WrittenAs("max_parallel_trials")] = None
-    """Trials at once on a cluster; default: 4. On one machine they run in turn."""
+    """Trials or shared devices at once on a cluster; default: 4. On one machine trials run in turn."""
     device: Literal["own", "shared"] = "own"
-    """On one machine, `shared`: trials take turns inside one process, which loads the base once. `own`: each chunk of a
-    trial is a process, as on a cluster. Bits are the same."""
+    """`shared`: trials take turns inside one process, which loads the base once. On a cluster a rung is
+    `max_parallel_trials` pods. `own`: each chunk of a trial is a process, or a pod. Bits are the same."""
 
     @field_validator("parameters")
     @classmethod
@@ -127,6 +130,12 @@ class Search(Section):
         """One of how many advances, None where all do."""
         rule = self.halving or self.hyperband
         return rule.eta if rule else None
+
+    @property
+    def sure(self) -> float | None:
+        """Confidence at which a pruned trial is worse, None where any difference counts."""
+        rule = self.halving or self.hyperband
+        return rule.sure if rule else None
 
 
 PREVIOUS = "previous-phase"  # placeholder for the previous phase's model, until that is known

@@ -101,6 +101,7 @@ OBJECTS = (
     _document(documents.ProofPart, Mend.STAGE, (CHECKPOINT,), readers=(REPORT,)),
     RunObject("proof/restored-*.json", Mend.STAGE, (CHUNK,), readers=(REPORT,)),
     _document(outcomes.TrialScore, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
+    _document(outcomes.TrialRows, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
     _document(outcomes.TrialFailure, Mend.NOTE, ()),
     _document(outcomes.EvaluationResult, Mend.STAGE, (EVALUATE, GATE), readers=(GATE, EXPORT, REPORT)),
     RunObject("examples.jsonl", Mend.STAGE, (EVALUATE,), readers=(REPORT,)),

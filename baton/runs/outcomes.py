@@ -198,6 +198,11 @@ class SweepHead(NamedDocument, name="sweep.json"):
         # Each bracket's last rung is after the last chunk.
         return max(rung.chunk for rung in self.rungs)
 
+    def chunks(self, number: int) -> tuple[int, int]:
+        """Returns the first and last chunk that trials train for a rung, given by its number."""
+        before, rung = self.rungs[number - 2], self.rungs[number - 1]
+        return (before.chunk + 1 if number > 1 and before.bracket == rung.bracket else 1), rung.chunk
+
 
 class RungScore(Document):
     value: float | None
@@ -214,6 +219,20 @@ class StoppedTrial(Document):
     of: int | None = None
 
 
+class TrialDifference(Document):
+    """How much worse a trial is than the last one that advances by its place, over the same held-out rows."""
+
+    against: str
+    value: float
+    interval: list[float]  # its ends, the sweep's `sure` being the share of draws inside
+    confidence: float  # share of draws in which the trial is worse
+
+    @property
+    def in_words(self) -> str:
+        low, high = self.interval
+        return f"worse than {self.against} by {low:.3g} to {high:.3g} (confidence {self.confidence:.3g})"
+
+
 class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
     rung: int
     bracket: int = 1
@@ -221,6 +240,7 @@ class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
     scores: dict[str, RungScore] = Field(default_factory=dict)
     kept: list[str] = Field(default_factory=list)  # best first
     stopped: list[StoppedTrial] = Field(default_factory=list)
+    differences: dict[str, TrialDifference] = Field(default_factory=dict)  # of trials beyond the places that advance
     at: str = ""
 
     def has_failed(self, stopped: StoppedTrial) -> bool:
@@ -234,6 +254,10 @@ class TrialRequest(NamedDocument, name="control/{}.json"):
     state: TrialState
     why: str = ""
     at: str = ""
+
+
+class TrialJoin(NamedDocument, name="joins/rung-{:03d}-{}.json"):
+    device: str  # that trains a trial which has joined within the rung
 
 
 class Winner(NamedDocument, name="winner.json"):
@@ -250,6 +274,7 @@ class TrialInfo(NamedDocument, name="trial.json"):
     values: dict[str, JsonValue] = Field(default_factory=dict)
     metric: str = ""
     tracking: str | None = None  # id of the sweep's tracking run
+    keeps_rows: bool = False  # whether scores come with their held-out rows
 
 
 class TrialScore(NamedDocument, name="scores/chunk-{:03d}.json"):
@@ -259,6 +284,13 @@ class TrialScore(NamedDocument, name="scores/chunk-{:03d}.json"):
     metrics: dict[str, float | None] = Field(default_factory=dict)
     seconds: float | None = None
     at: str = ""
+
+
+class TrialRows(NamedDocument, name="rows/chunk-{:03d}.json"):
+    """Held-out rows of a score, in their order: each its value, and its weight in the mean."""
+
+    values: list[float]
+    weights: list[float]
 
 
 class TrialFailure(NamedDocument, name="failure.json"):

@@ -9,6 +9,7 @@ sweeps/<name>/sweep.json           recipe, metric, rungs, and the first bracket'
 sweeps/<name>/trials/<id>.json     later trials: of a later bracket, or forked
 sweeps/<name>/rungs/rung-001.json  scores, kept trials, stopped trials with the reason
 sweeps/<name>/control/<id>.json    newest request: `stop` or `go`
+sweeps/<name>/joins/rung-001-<id>.json  device that a trial has joined within a rung
 sweeps/<name>/page.html            leaderboard and curves
 runs/<run>/trial.json              makes a run a trial: the sweep, its id, its own values
 runs/<run>/scores/chunk-001.json   score after each chunk
@@ -467,6 +468,16 @@ class Sweep(DocumentFolder):
 
     def run(self, trial: TrialEntry) -> Run:
         return Run(self.storage, trial.run)
+
+    def entered(self, head: SweepHead, number: int) -> list[str]:
+        """Returns the trials with which a rung begins; BatonError if the rung before it was not judged."""
+        if head.chunks(number)[0] == 1:
+            return [trial.id for trial in head.trials if trial.bracket == head.rungs[number - 1].bracket]
+        before = self.rung(number - 1)
+        if before is None:
+            raise BatonError(f"rung {number - 1} of sweep {self.name!r} was not judged.")
+        known = {trial.id for trial in head.trials}
+        return [trial for trial in before.kept if trial in known]
 
     def rungs(self) -> list[RungVerdict]:
         return self.read_all(RungVerdict, "rungs")

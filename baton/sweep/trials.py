@@ -6,20 +6,22 @@ reach is a warning.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from baton import events
 from baton.checkpoint import seals
-from baton.documents import Json
+from baton.documents import Json, NamedDocument
 from baton.errors import BatonError, UserError
 from baton.pages import quality_page
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.recipe.sharing import share
 from baton.runs import objects, outcomes
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
@@ -150,9 +152,12 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     trials = bracket_trials(sweep, recipe, bracket)
     assert recipe.sweep
     metric, parent = recipe.sweep.metric, tracking_parent(sweep, recipe)
+    rows = {"keeps_rows": True} if recipe.sweep.sure else {}
 
     def note(trial: TrialEntry) -> None:
-        about = outcomes.TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
+        about = outcomes.TrialInfo(
+            sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent, **rows
+        )
         sweep.run(trial).write(about)
 
     SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
@@ -200,6 +205,22 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     return [run.uri for run in runs]
 
 
+def deal(sweep: Sweep, runs: Sequence[str], devices: int) -> list[dict[str, str]]:
+    """Deals the trials of a rung, given by their runs' addresses, to at most so many devices.
+
+    Returns:
+        For each device `sweep_uri` and `trials`, their ids between spaces. Trials that may share a process are next to
+        each other, so that a device loads few bases.
+    """
+    opened = [Run.open(uri) for uri in runs]
+    ids = [run.need(outcomes.TrialInfo).id for run in opened]
+    sharing = share(dict(zip(ids, SYSTEM.each(Run.resolved_recipe, opened), strict=True)))
+    ordered = [trial for group in (*sharing.groups, sharing.apart) for trial in group]
+    count = min(devices, len(ordered))
+    ends = [len(ordered) * at // count for at in range(count + 1)]
+    return [{"sweep_uri": sweep.uri, "trials": " ".join(ordered[first:end])} for first, end in itertools.pairwise(ends)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RungResult:
     kept: list[str]  # addresses of the runs that advance, best first
@@ -229,7 +250,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
     requests = sweep.requests()
-    verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
+    verdict = sweep.rung(number) or _judged(sweep, document, recipe, rung, trials, requests)
     verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:
         why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
@@ -251,6 +272,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     )
 
 
+Sealed = TypeVar("Sealed", bound=NamedDocument)
 Requests = dict[str, TrialRequest]  # trial → its newest request, where there is one
 
 
@@ -259,22 +281,39 @@ def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:
 
 
 def _judged(
-    sweep: Sweep, document: SweepHead, rung: search.PlannedRung, trials: dict[str, TrialEntry], requests: Requests
+    sweep: Sweep,
+    document: SweepHead,
+    recipe: Recipe,
+    rung: search.PlannedRung,
+    trials: dict[str, TrialEntry],
+    requests: Requests,
 ) -> RungVerdict:
-    def scored(trial: str) -> outcomes.TrialScore | None:
+    def read(trial: str, kind: type[Sealed]) -> Sealed | None:
         run = sweep.run(trials[trial])
         with seals.stage(run, objects.JUDGE, appends=False):
-            return run.read(outcomes.TrialScore, rung.chunk)
+            return run.read(kind, rung.chunk)
 
-    entered = _entered(sweep, rung, trials)
-    scores = {trial: score for trial, score in zip(entered, SYSTEM.each(scored, entered), strict=True) if score}
+    assert recipe.sweep
+    sure = recipe.sweep.sure
+    entered = sweep.entered(document, rung.number)
+    read_scores = SYSTEM.each(lambda trial: read(trial, outcomes.TrialScore), entered)
+    scores = {trial: score for trial, score in zip(entered, read_scores, strict=True) if score}
     stopped = _with_state(requests, "stop").intersection(entered)
     values = {trial: score.value for trial, score in scores.items()}
     kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)
+    differences = {}
+    if sure and kept and beaten:
+        rows = {trial: read(trial, outcomes.TrialRows) for trial in (kept[-1], *beaten)}
+        differences = compare(kept[-1], rows, document.mode, sure, recipe.seed)
     ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
-    ranked = len(kept) + len(beaten)
-    for place, trial in enumerate(beaten, len(kept) + 1):
-        why = f"place {place} of {ranked}, top {len(kept)} kept"
+    top, ranked, is_last = len(kept), len(kept) + len(beaten), rung.chunk == document.num_chunks
+    for place, trial in enumerate(beaten, top + 1):
+        why, difference = f"place {place} of {ranked}, top {top} kept", differences.get(trial)
+        if sure and difference and difference.confidence < sure and not is_last:
+            kept.append(trial)
+            continue
+        if sure:
+            why += f"; {difference.in_words if difference else 'not compared by rows'}"
         ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)
     for trial in (trial for trial in entered if trial not in kept and trial not in ended):
         if trial in scores:
@@ -294,8 +333,50 @@ def _judged(
         },
         kept=kept,
         stopped=[ended[trial] for trial in entered if trial in ended],
+        **({"differences": differences} if differences else {}),
         at=now(),
     )
+
+
+def compare(
+    against: str, rows: Mapping[str, outcomes.TrialRows | None], mode: str, sure: float, seed: int
+) -> dict[str, outcomes.TrialDifference]:
+    """Returns how much worse trials are than another over the same held-out rows, drawn alike for both.
+
+    Args:
+        against: The other trial.
+        rows: Of each trial its held-out rows. One without as many as the other's is left out.
+        mode: `min` or `max`: direction of the score.
+        sure: Share of draws inside an interval.
+        seed: Decides the draws.
+    """
+    import numpy as np
+
+    from baton.models import bootstrap
+
+    other, sign = rows[against], 1 if mode == "min" else -1
+    differences = {}
+    for trial, own in rows.items():
+        if trial == against or other is None or own is None or len(own.values) != len(other.values):
+            continue
+        columns = [
+            column
+            for each in (own, other)
+            for column in (np.multiply(each.values, each.weights), np.asarray(each.weights))
+        ]
+        statistics = np.column_stack(columns)
+        # The first draw is of each row once: the difference itself.
+        sums = np.vstack([statistics.sum(0), bootstrap.resampled(statistics, seed)])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            worse = sign * (sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])
+        if np.isfinite(worse).all():
+            differences[trial] = outcomes.TrialDifference(
+                against=against,
+                value=float(worse[0]),
+                interval=np.quantile(worse[1:], [(1 - sure) / 2, (1 + sure) / 2]).tolist(),
+                confidence=float((worse[1:] > 0).mean()),
+            )
+    return differences
 
 
 def _with_requests(
@@ -310,15 +391,6 @@ def _with_requests(
     stopped += [_asked(trial, requests[trial]) for trial in gone]
     remaining = [trial for trial in verdict.kept if trial not in gone] + asked
     return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
-
-
-def _entered(sweep: Sweep, rung: search.PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
-    if rung.first == 1:
-        return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
-    before = sweep.rung(rung.number - 1)
-    if before is None:
-        raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")
-    return [trial for trial in before.kept if trial in trials]
 
 
 def _winner(

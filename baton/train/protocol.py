@@ -86,6 +86,13 @@ class ChunkTrainer(Upstream):
 
         return {"": float(find_batch_size(inputs) or 1)}
 
+    def evaluated_rows(self, figure: str) -> list[tuple[float, float]]:
+        """Returns value and weight of each row of the newest evaluation, in order, for a figure that is their mean.
+
+        Empty where the figure is no such mean. Every rank takes part. Rows evaluated in one batch count as one.
+        """
+        return []
+
     @property
     def has_likelihood(self) -> bool:
         """Whether a loss that is a mean over rows has a part that is a mean over tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baton import events
@@ -19,7 +19,7 @@ from baton.runs.documents import StagePhase
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, Sweep, now
 from baton.train.context import Clock
-from baton.train.protocol import ChunkTrainer
+from baton.train.protocol import ChunkTrainer, replaced
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -34,6 +34,7 @@ class Score:
     step: int
     value: float | None
     metrics: dict[str, float | None]
+    rows: outcomes.TrialRows | None = None
 
 
 class Scoring:
@@ -42,6 +43,7 @@ class Scoring:
     def __init__(self, run: Run, index: int, clock: Clock, trial: TrialInfo) -> None:
         self._run, self._index, self._clock = run, index, clock
         self._trial, self._metric, self._sweep = trial.id, trial.metric, Sweep(run.storage, trial.sweep)
+        self._keeps_rows = trial.keeps_rows
 
     @classmethod
     def of(cls, run: Run, index: int, clock: Clock) -> Scoring | None:
@@ -59,13 +61,16 @@ class Scoring:
         # After early stopping, the score of the chunk in which it ended the run counts for those that follow.
         before = next((score for score in self._sweep.scores(self._run) if score.step == step), None)
         if before:
-            self.keep(Score(step, before.value, before.metrics))
+            rows = self._run.read(outcomes.TrialRows, before.chunk)
+            self.keep(Score(step, before.value, before.metrics, rows))
         return before is not None
 
     def measure(self, trainer: ChunkTrainer, step: int) -> Score | None:
         """Evaluates a trainer's model in memory; every rank takes part, and the first has the score."""
         self._clock.enter(StagePhase.SCORE, step=step)
-        values: dict[str, float] = trainer.evaluate()
+        with self._by_row(trainer):
+            values: dict[str, float] = trainer.evaluate()
+        rows = trainer.evaluated_rows(self._metric) if self._keeps_rows else []
         if not trainer.is_world_process_zero():
             return None
         # JSON has no number that is not finite.
@@ -80,7 +85,15 @@ class Scoring:
                 f"sweep.metric is {self._metric!r}, which the evaluation of the held-out rows does not give.",
                 remedy=f"It gives {', '.join(sorted(metrics))}.",
             )
-        return Score(step, metrics[name], metrics)
+        kept = outcomes.TrialRows(values=[x for x, _ in rows], weights=[x for _, x in rows]) if rows else None
+        return Score(step, metrics[name], metrics, kept)
+
+    def _by_row(self, trainer: ChunkTrainer) -> contextlib.AbstractContextManager[None]:
+        """Has an evaluation take each row by itself, where rows are kept and the trainer may."""
+        recipe = trainer.recipe
+        if not self._keeps_rows or recipe.training.spec.generates or recipe.parallel.virtual_workers:
+            return contextlib.nullcontext()
+        return replaced(trainer.args, per_device_eval_batch_size=1)
 
     def measure_again(
         self,
@@ -120,6 +133,15 @@ class Scoring:
         return scores[0]
 
     def keep(self, score: Score) -> None:
-        document = outcomes.TrialScore(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
+        if score.rows:  # first: a score never lacks its rows
+            self._run.write(score.rows, self._index)
+        document = outcomes.TrialScore(
+            chunk=self._index,
+            step=score.step,
+            value=score.value,
+            metrics=score.metrics,
+            seconds=self._clock.total(),
+            at=now(),
+        )
         self._run.write(document, self._index)
         events.emit(events.Scored(trial=self._trial, chunk=self._index, step=score.step, value=score.value))

@@ -39,7 +39,7 @@ DIVERGED = (
     "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
     "Then lower training.learning_rate or fix the rows around this step; a broken device needs another node."
 )
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # options of Linux' prctl
+_CHILD_SUBREAPER = 36  # of prctl(2)
 
 Train = Callable[[str, int], Outcome | None]
 
@@ -116,11 +116,7 @@ def _serve(
     writer: Connection, gate: Connection, waits: bool, parent: int, run_uri: str, index: int, train: Train
 ) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
-    if sys.platform == "linux":
-        # The kernel kills this process when the stage's own is killed: two would train the same chunk.
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before that
-            os.kill(os.getpid(), signal.SIGKILL)
+    machine.end_with_parent(parent)
     if waits:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the stage ends it
         import numpy  # noqa: F401 - its threads are this thread's, those below are slow for ever

@@ -13,13 +13,14 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from baton import events, machine
+from baton.checkpoint import seals
 from baton.checkpoint.staging import Staging
 from baton.errors import BatonError
 from baton.recipe.sharing import share
-from baton.runs.documents import ProofPart
-from baton.runs.outcomes import TrialFailure, TrialInfo
+from baton.runs.outcomes import TrialFailure, TrialInfo, TrialJoin
 from baton.runs.plan import Plan
 from baton.runs.run import Run, Sweep
 from baton.store.cache import NodeCache
@@ -31,7 +32,16 @@ from baton.train.kept import Kept
 CACHED = 0.25  # share of the free memory for tokens and checkpoints of trials whose turn is not now
 
 
-def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str, ...] = ()) -> None:
+class Device(NamedTuple):
+    """One of several with a share each of a rung's trials; a trial that was asked to go joins one of them."""
+
+    rung: int
+    name: str  # the same for a process that is started again
+
+
+def take_turns(
+    runs: Sequence[str], first: int, last: int, leave_out: tuple[str, ...] = (), device: Device | None = None
+) -> None:
     """Trains chunks `first` to `last` of trials, given by their runs' addresses, each for all before the next one.
 
     Trials that are asked to stop, or have a score of the chunk, train nothing. Those asked to go meanwhile join before
@@ -47,7 +57,7 @@ def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str,
         folder = staging.folder(0)
         free = min(machine.available_memory(), shutil.disk_usage(folder).free)
         kept = Kept(NodeCache(folder, CACHED * free))
-        for run, turn in _turns(trials, sweep, range(first, last + 1)):
+        for run, turn in _turns(trials, sweep, range(first, last + 1), device):
             events.emit(turn)
             with fresh():
                 outcome = run_chunk(run.uri, turn.chunk, leave_out, clock, kept)
@@ -58,35 +68,45 @@ def take_turns(runs: Sequence[str], first: int, last: int, leave_out: tuple[str,
             clock.restart()
 
 
-def _turns(runs: dict[str, Run], sweep: Sweep, chunks: range) -> Iterator[tuple[Run, events.Turn]]:
+def _turns(
+    runs: dict[str, Run], sweep: Sweep, chunks: range, device: Device | None
+) -> Iterator[tuple[Run, events.Turn]]:
     for index in chunks:
-        runs |= _joining(runs, sweep)
+        runs |= _joining(runs, sweep, device)
         for trial, run in runs.items():
             request = sweep.request(trial)
-            scored = max((score.chunk for score in sweep.scores(run)), default=0)
-            if index < scored or (request is not None and request.state == "stop"):
-                continue
-            turn = events.Turn(trial=trial, chunk=index, state="started")
-            if index > scored:
-                yield run, turn
-            elif run.read(ProofPart, index) is None:  # killed before the sweep had begun to check the checkpoint
-                events.emit(replace(turn, state="done"))
+            if not seals.has_ended(run, index) and (request is None or request.state != "stop"):
+                yield run, events.Turn(trial=trial, chunk=index, state="started")
 
 
-def _joining(runs: Mapping[str, Run], sweep: Sweep) -> dict[str, Run]:
+def _joining(runs: Mapping[str, Run], sweep: Sweep, device: Device | None) -> dict[str, Run]:
     """Returns trials that were asked to go since, such as forks, if they may share the process."""
-    joining = {}
+    joining: dict[str, Run] = {}
     asked = {trial for trial, request in sweep.requests().items() if request.state == "go"} - runs.keys()
-    for entry in sweep.document().trials if asked else ():
+    if not asked:
+        return joining
+    head = sweep.document()
+    if device:  # the others of the rung are another device's
+        asked -= set(sweep.entered(head, device.rung))
+    for entry in head.trials:
         if entry.id not in asked:
             continue
         run = sweep.run(entry)
         # Without a failure: the sweep has begun this process again without a trial that failed.
         if run.read(TrialInfo) and run.read(Plan) and run.read(TrialFailure) is None:
             both = {"first": next(iter(runs.values())), "other": run}
-            if len(share({name: each.resolved_recipe() for name, each in both.items()}).groups) == 1:
+            shares = len(share({name: each.resolved_recipe() for name, each in both.items()}).groups) == 1
+            if shares and (device is None or _is_first(sweep, entry.id, device)):
                 joining[entry.id] = run
     return joining
+
+
+def _is_first(sweep: Sweep, trial: str, device: Device) -> bool:
+    """Tells whether a trial joins this device, the first one of the rung that asks."""
+    if sweep.write_new(TrialJoin(device=device.name), device.rung, trial):
+        return True
+    joined = sweep.read(TrialJoin, device.rung, trial)
+    return joined is not None and joined.device == device.name
 
 
 @contextlib.contextmanager

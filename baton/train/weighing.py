@@ -184,10 +184,23 @@ class WeighedRows(ChunkTrainer):
         kept = None if loss is None else float(loss.float().mean())
         self._evaluated.append(MicroBatchResult(outputs=kept, window=made.window, weights=made.weights))
 
+    def _evaluated_by_all(self) -> list[MicroBatchResult]:
+        if self.args.world_size == 1:
+            return self._evaluated
+        return [record for ours in self.ranks.gather(self._evaluated) for record in ours]
+
+    def evaluated_rows(self, figure: str) -> list[tuple[float, float]]:
+        name = figure.removeprefix("eval_")
+        rows = []
+        for record in self._evaluated_by_all() if self.weighs else ():
+            values = record.window.get(name) or record.window.get(f"eval_{name}") or [math.nan]
+            value = record.outputs if name == "loss" else values[0]
+            rows.append((math.nan if value is None else float(value), record.weight(name)))
+        return rows if all(math.isfinite(value) for value, _ in rows) else []
+
     def _sum_up(self, metrics: dict[str, float], prefix: str) -> None:
         """Replaces means over batches by means over all rows or tokens."""
-        alone, window = self.args.world_size == 1, self.windows["eval"]
-        made = self._evaluated if alone else [record for ours in self.ranks.gather(self._evaluated) for record in ours]
+        window, made = self.windows["eval"], self._evaluated_by_all()
         losses = [(record.outputs, record.weight("loss")) for record in made if record.outputs is not None]
         if losses:
             metrics[f"{prefix}_loss"] = weighted_mean(losses)

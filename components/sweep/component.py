@@ -1,4 +1,4 @@
-"""Sweep stages: what begins a bracket, and what compares its trials at a rung."""
+"""Sweep stages: what begins a bracket, trains a share of its trials, and compares them at a rung."""
 
 from kfp import dsl
 
@@ -60,22 +60,51 @@ def begin(
 
 
 @component
-def enter(sweep_uri: str, bracket: int) -> list:
+def enter(sweep_uri: str, bracket: int, devices: int = 0) -> list:
     """Gives each trial of a bracket a run on the data that was made for it.
 
     Args:
         sweep_uri: Address of the sweep.
         bracket: Number of the bracket, from 1.
+        devices: Number of pods that train the trials in turns; 0 for a pod for each chunk.
 
     Returns:
-        Batons of the runs.
+        Batons of the runs, or `sweep_uri` and `trials` of each device.
     """
     from baton import events
     from baton.runs.run import Sweep
-    from baton.sweep.trials import create_trials
+    from baton.sweep.trials import create_trials, deal
 
     with events.stage(f"enter bracket {bracket}"):
-        return create_trials(Sweep.open(sweep_uri), bracket)
+        sweep = Sweep.open(sweep_uri)
+        runs = create_trials(sweep, bracket)
+        return deal(sweep, runs, devices) if devices else runs
+
+
+@component
+def train_turns(sweep_uri: str, rung: int, trials: str, spare: int, scores: dsl.Output[dsl.Markdown]) -> str:
+    """Trains the chunks of a rung for one device's trials, which take turns.
+
+    Args:
+        sweep_uri: Address of the sweep.
+        rung: Number of the rung, from 1.
+        trials: Ids of the device's trials, between spaces.
+        spare: Number of pods after this one that may end what a preemption leaves.
+        scores: Newest score of each trial.
+
+    Returns:
+        Ids of trials that are left at a preemption, else an empty text.
+    """
+    from baton import events
+    from baton.kfp.rung import share_as_markdown, train_share
+    from baton.runs.run import Sweep
+
+    with events.stage(f"train rung {rung}"):
+        sweep = Sweep.open(sweep_uri)
+        remaining = train_share(sweep, rung, trials, spare)
+        with open(scores.path, "w", encoding="utf-8") as file:
+            file.write(share_as_markdown(sweep, trials))
+    return remaining
 
 
 @component
@@ -84,6 +113,7 @@ def judge(
     rung: int,
     ranking: dsl.Output[dsl.HTML],
     winner: dsl.OutputPath(str),  # type: ignore[valid-type]
+    devices: int = 0,
 ) -> list:
     """Compares the trials of a rung: the best advance.
 
@@ -92,15 +122,16 @@ def judge(
         rung: Number of the rung, from 1.
         ranking: The sweep so far: which trials advance, and which are stopped and why.
         winner: Baton of the best run that is trained to its end, empty before there is one.
+        devices: Number of pods that train the trials in turns; 0 for a pod for each chunk.
 
     Returns:
-        Batons of the runs that advance.
+        Batons of the runs that advance, or `sweep_uri` and `trials` of each device.
     """
     from baton import events
     from baton.pages.card import DISPLAY_NAME
     from baton.runs.run import Sweep
     from baton.sweep.page import publish
-    from baton.sweep.trials import rank_trials
+    from baton.sweep.trials import deal, rank_trials
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)
@@ -109,4 +140,4 @@ def judge(
         for path, text in ((ranking.path, publish(sweep, rung)), (winner, verdict.winner)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-    return verdict.kept
+        return deal(sweep, verdict.kept, devices) if devices else verdict.kept

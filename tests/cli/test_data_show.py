@@ -118,7 +118,7 @@ def test_people_read_marks_where_there_is_no_terminal(here: Path) -> None:
 
 def test_a_side_is_that_of_the_run(here: Path) -> None:
     """The sides are the ones that the split gives these rows."""
-    from baton.local import processes
+    from baton.kfp import processes
 
     name = recipe(here, data={"split": {"eval": 0.4}, "max_rejected": 1.0})
     by_side = {side: shown(name, "--rows", "9", "--side", side)["rows"] for side in ("train", "eval")}

@@ -9,7 +9,7 @@ import pytest
 
 from baton import events
 from baton.cli import display
-from baton.local.processes import StageRepaired, TrialFailed
+from baton.kfp.processes import StageRepaired, TrialFailed
 
 NOTES: list[tuple[events.Event, str]] = [
     (events.Split("text", 9, 6, 2, 0, 1), "6 rows to train on, 2 held out, 1 rejected"),

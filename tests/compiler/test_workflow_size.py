@@ -184,6 +184,45 @@ def test_sweep_counts_each_trial_of_each_rung_and_is_refused_beyond_the_limit(tm
     assert "baton sweep run" in str(error.value.remedy)
 
 
+@pytest.mark.parametrize(
+    ("device", "pruning", "pods"),
+    [
+        # begin, split, tokenize, enter, evaluate, export and report; a pod a device and a judge for each rung
+        pytest.param("shared", "sweep.halving={eta: 2}", 7 + 5 * 4 + 2 + 6, id="eta 2"),
+        pytest.param("shared", "sweep.halving={eta: 4}", 7 + 3 * 4 + 1 + 4, id="eta 4"),
+        pytest.param("shared", "sweep.halving=null", 7 + 4 + 1, id="all to the end"),
+        pytest.param("own", "sweep.halving={eta: 4}", None, id="a pod for each chunk"),
+    ],
+)
+def test_devices_and_rungs_decide_the_size_of_a_shared_search(
+    device: str, pruning: str, pods: int | None, tmp_path: Path
+) -> None:
+    rates = "sweep.parameters={training.learning_rate: {min: 1.0e-4, max: 1.0e-3}}"
+    found = recipe(rates, "chunks.count=20", "sweep.trials=64", "sweep.parallel=4", pruning, f"sweep.device={device}")
+    if pods is None:
+        with pytest.raises(UserError, match="stages do not fit one workflow") as error:
+            fitted(tmp_path, found, Pipeline.sweep)
+        assert "Set sweep.device to shared" in str(error.value.remedy)
+        return
+    size = fitted(tmp_path, found, Pipeline.sweep)
+    assert size.pods == pods
+    assert size.spec + size.compressed < 0.3 * MAX_WORKFLOW_BYTES
+
+
+def test_ids_of_a_device_that_has_many_trials_are_counted(tmp_path: Path) -> None:
+    rates = "sweep.parameters={training.learning_rate: {min: 1.0e-4, max: 1.0e-3}}"
+    few, many = (
+        fitted(
+            tmp_path,
+            recipe(rates, "chunks.count=4", "sweep.device=shared", "sweep.parallel=1", f"sweep.trials={trials}"),
+            Pipeline.sweep,
+        )
+        for trials in (2, 1000)
+    )
+    assert many.pods == few.pods
+    assert many.nodes > few.nodes + 6 * 5 * 900  # a text of five characters a trial, six times in the nodes of a pod
+
+
 def test_cluster_that_keeps_states_in_a_database_is_not_held_to_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

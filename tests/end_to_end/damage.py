@@ -399,7 +399,7 @@ def _start(name: str, folder: Path) -> Outcome:
 
     def heard(event: Event) -> None:
         if type(event).__name__ in ("StageRepaired", "Warned", "Skipped"):
-            told.append(str(event))
+            told.append(f"{type(event).__name__} {vars(event)}")
 
     (folder / CAUSE).unlink(missing_ok=True)
     store, log = str(folder / "store"), folder / f"cache/logs/{name.replace(' ', '-')}.log"

@@ -39,6 +39,7 @@ ABSENT = {
     "restarts/*.json": "of a lost process",
     "retrain.json": "of a retraining",
     "samples/*.json": "of `evaluation.sample_every`",
+    "rows/chunk-*.json": "of a sweep's trial",
     "scores/chunk-*.json": "of a sweep's trial",
     "skips/step-*.json": "of a step that the guard found",
     "start/*": "of a fork",

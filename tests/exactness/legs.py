@@ -19,7 +19,8 @@ from baton import events
 from baton.checkpoint import seals
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import UnavailableError, UserError
-from baton.local import forkserver, processes
+from baton.kfp import processes
+from baton.local import forkserver
 from baton.machine import PROMISED_GPUS
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
@@ -111,13 +112,39 @@ def begin_sweep(recipe_json: str, name: str) -> None:
     trials.create_trials(sweep, 1)
 
 
-def turns(runs: list[str], first: int, last: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    """Trains chunks of a sweep's trials in turns inside this process."""
-    from baton.train.turns import take_turns
+def turns(
+    runs: list[str],
+    first: int,
+    last: int,
+    leave_out: tuple[str, ...] = (),
+    kill_at: str | None = None,
+    device: tuple[int, str] | None = None,
+) -> None:
+    """Trains chunks of a sweep's trials in turns inside this process; `device` is a rung's number and a name."""
+    from baton.train.turns import Device, take_turns
 
     if kill_at:
         _kill_at(kill_at)
-    take_turns(runs, first, last, leave_out)
+    take_turns(runs, first, last, leave_out, Device(*device) if device else None)
+
+
+def share(sweep_uri: str, trials: str, spare: int, ends: int, times: int, step: int) -> None:
+    """Trains a device's trials in the first rung as a pod does, whose processes get a signal, so many, at a step."""
+    from baton.kfp.rung import train_share
+    from baton.runs.run import Sweep
+
+    told, left = events.emit, [times]
+
+    def emit(event: events.Event) -> None:
+        told(event)
+        if isinstance(event, events.Step) and event.step == step and left[0]:
+            left[0] -= 1
+            for child in psutil.Process().children():
+                if "take_turns" in child.cmdline():
+                    child.send_signal(ends)
+
+    events.emit = emit
+    print(f"left: {train_share(Sweep.open(sweep_uri), 1, trials, spare)!r}")
 
 
 def reporting_chunk(run_uri: str, index: int, settings: dict[str, str]) -> None:

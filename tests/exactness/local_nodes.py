@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from baton.local import processes
+from baton.kfp import processes
 from tests.train.trainjob.job_api import JobApi, ended
 
 NO_ROOM = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: insufficient nvidia.com/gpu"}]

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from baton.checkpoint import retention
 from baton.checkpoint.store import CheckpointStore
 from baton.cli.app import app
-from baton.local import forkserver, processes
+from baton.kfp import processes
+from baton.local import forkserver
 from baton.recipe import load
 from baton.recipe.run import Keep
 from baton.runs.run import Run, state_identity

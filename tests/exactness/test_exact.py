@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.local import forkserver, processes
+from baton.kfp import processes
+from baton.local import forkserver
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 

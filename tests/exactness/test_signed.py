@@ -18,7 +18,8 @@ from baton.checkpoint import signatures
 from baton.checkpoint.store import CheckpointStore
 from baton.cli.app import app
 from baton.errors import BatonError
-from baton.local import forkserver, processes
+from baton.kfp import processes
+from baton.local import forkserver
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run

@@ -32,6 +32,7 @@ FILES: dict[str, Source] = {
     "quickstart": (QUICKSTART, (), Pipeline.finetune),
     "gsm8k-lora": (ROOT / "docs/examples/gsm8k-lora.yaml", (), Pipeline.finetune),
     "sweep": (SWEEP, ("resources.gpus=1", "chunks.spare=1", "sweep.parallel=3"), Pipeline.sweep),
+    "sweep-shared": (SWEEP, ("resources.gpus=1", "chunks.spare=1", "sweep.device=shared"), Pipeline.sweep),
     "gate": (QUICKSTART, (GATE,), Pipeline.finetune),
     "phases": (PHASES, (), Pipeline.finetune),
     "lr-find": (QUICKSTART, ("training.lr_find={steps: 20}",), Pipeline.finetune),
@@ -49,6 +50,7 @@ GRAPHS: dict[str, Source] = {
     "shards": (QUICKSTART, ("chunks.count=2", "data.shards=3"), Pipeline.finetune),
     "phases": (PHASES, (), Pipeline.finetune),
     "sweep": (SWEEP, (), Pipeline.sweep),
+    "sweep of shared devices": (SWEEP, ("sweep.device=shared",), Pipeline.sweep),
 }
 """Graphs of the docs, below a comment with their name."""
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.local import engine, forkserver, processes
+from baton.kfp import processes
+from baton.local import engine, forkserver
 
 RECIPE = str(Path(__file__).parents[1] / "recipes/scratch.yaml")
 BEGIN = """

@@ -9,7 +9,8 @@ from kfp import compiler, dsl
 
 from baton import events
 from baton.events import Event
-from baton.local import engine, processes
+from baton.kfp import processes
+from baton.local import engine
 from baton.pipelines import finetune
 from baton.recipe import load
 from baton.recipe.recipe import Recipe

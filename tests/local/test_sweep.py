@@ -22,7 +22,8 @@ from baton import fork as forking
 from baton.checkpoint.store import CheckpointStore
 from baton.compiler.pipeline_file import Pipeline
 from baton.events import Event
-from baton.local import engine, forkserver, processes, results
+from baton.kfp import processes
+from baton.local import engine, forkserver, results
 from baton.local.sweep import LocalSweep
 from baton.recipe import load
 from baton.recipe.recipe import Recipe

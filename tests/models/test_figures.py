@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from baton.models import metrics
+from baton.models import bootstrap, metrics
 from baton.models.metrics import Figure
 
 
@@ -92,8 +92,8 @@ def test_intervals_are_a_function_of_rows_and_seed() -> None:
 
 def test_drawing_in_blocks_makes_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each draw takes as many rows as there are, however few draws fit into memory at once."""
-    monkeypatch.setattr(metrics, "RESAMPLE_BLOCK", 70)
-    sums = metrics._resampled(np.ones((10, 1)), seed=0)
+    monkeypatch.setattr(bootstrap, "RESAMPLE_BLOCK", 70)
+    sums = bootstrap.resampled(np.ones((10, 1)), seed=0)
     assert sums.shape == (1000, 1)
     assert (sums == 10).all()
 

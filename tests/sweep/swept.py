@@ -180,7 +180,7 @@ class Swept:
 RATES = [1e-4, 1e-3, 1e-2, 1e-1]
 
 
-def in_rungs(folder: Path) -> Sweep:
+def in_rungs(folder: Path, **halving: Any) -> Sweep:
     """A sweep of four trials in 4 chunks, none trained yet; two advance after chunk 1, one after chunk 2."""
     recipe = load.validate(
         {
@@ -190,7 +190,11 @@ def in_rungs(folder: Path) -> Sweep:
             "training": {"max_steps": 8, "batch_size": 8},
             "chunks": {"count": 4},
             "tracking": {"mlflow": None},
-            "sweep": {"method": "grid", "parameters": {"training.learning_rate": RATES}, "halving": {"eta": 2}},
+            "sweep": {
+                "method": "grid",
+                "parameters": {"training.learning_rate": RATES},
+                "halving": {"eta": 2, **halving},
+            },
         },
         origin="test",
     )

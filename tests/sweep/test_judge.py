@@ -12,10 +12,10 @@ import pytest
 from baton.checkpoint import seals
 from baton.errors import BatonError, DamagedError
 from baton.runs import objects
-from baton.runs.outcomes import TrialEntry, TrialInfo, TrialScore
+from baton.runs.outcomes import TrialEntry, TrialInfo, TrialRows, TrialScore
 from baton.runs.run import Sweep
 from baton.signing import KEY_FILE, SIGNED_BY, Signer
-from baton.sweep.trials import decide, rank_trials
+from baton.sweep.trials import compare, decide, rank_trials
 from tests.sweep.swept import in_rungs
 
 
@@ -183,6 +183,75 @@ def test_a_winner_that_is_asked_to_stop_leaves_the_place_to_the_next(sweep: Swee
     assert rank_trials(sweep, 3).winner.endswith("s-t2")
     sweep.ask("t2", "stop", "not that one")
     assert rank_trials(sweep, 3).winner.endswith("s-t1")
+
+
+ROWS = [1.0, 2.0, 3.0, 4.0] * 20
+
+
+def _rows(sweep: Sweep, chunk: int, **values: list[float]) -> None:
+    for trial, own in values.items():
+        sweep.run(sweep.trial(trial)).write(TrialRows(values=own, weights=[1.0] * len(own)), chunk)
+    _score(sweep, chunk, **{trial: sum(own) / len(own) for trial, own in values.items()})
+
+
+def _noisy(shift: float, noise: float) -> list[float]:
+    """Returns rows that are worse by a shift on average, and each by a noise of its own."""
+    return [value + shift + noise * (-1) ** (at // 3) for at, value in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("third", "kept"),
+    [
+        pytest.param(_noisy(0.02, 0.5), ["t0", "t1", "t2"], id="a difference within the noise of rows"),
+        pytest.param(_noisy(0.02, 0.0), ["t0", "t1"], id="as small on every row"),
+        pytest.param(_noisy(0.5, 0.5), ["t0", "t1"], id="above the noise"),
+        pytest.param([*_noisy(0.02, 0.5), 9.0], ["t0", "t1"], id="other rows"),
+    ],
+)
+def test_a_trial_that_cannot_be_told_from_the_last_to_advance_does_too(
+    third: list[float], kept: list[str], tmp_path: Path
+) -> None:
+    sweep = in_rungs(tmp_path / "store", sure=0.9)
+    _rows(sweep, 1, t0=_noisy(-0.5, 0), t1=ROWS, t2=third, t3=_noisy(2, 0.1))
+    assert _judge(sweep, 1)[0] == kept
+    verdict = sweep.rung(1)
+    assert verdict
+    why = {entry.id: entry.why for entry in verdict.stopped}
+    assert why["t3"].startswith("place 4 of 4, top 2 kept; worse than t1 by 1.9")
+    assert why["t3"].endswith("(confidence 1)")
+    assert ("t2" in why and "not compared by rows" in why["t2"]) == (len(third) != len(ROWS))
+    assert ("t2" in verdict.differences) == (len(third) == len(ROWS))
+
+
+def test_without_sure_any_difference_counts(sweep: Sweep) -> None:
+    _rows(sweep, 1, t0=_noisy(-0.5, 0), t1=ROWS, t2=_noisy(0.02, 0.5), t3=_noisy(2, 0.1))
+    assert _judge(sweep, 1)[0] == ["t0", "t1"]
+    assert not sweep.rung(1).differences  # type: ignore[union-attr]
+
+
+def test_the_last_rung_keeps_one_and_says_how_sure_that_is(tmp_path: Path) -> None:
+    sweep = in_rungs(tmp_path / "store", sure=0.9)
+    for chunk, number in ((1, 1), (2, 2), (4, 3)):
+        _rows(sweep, chunk, t0=_noisy(0.02, 0.5), t1=ROWS, t2=_noisy(3, 0), t3=_noisy(4, 0))
+        kept, why = _judge(sweep, number)
+        assert kept == (["t1"] if chunk == 4 else ["t1", "t0"])
+    assert why["t0"].startswith("place 2 of 2, top 1 kept; worse than t1 by -")
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_interval_holds_the_difference_in_rows_weighted_and_paired(mode: str) -> None:
+    ours, theirs = (
+        TrialRows(values=[1.0, 5.0] * 30, weights=[3.0, 1.0] * 30),
+        TrialRows(values=[1.5, 5.5] * 30, weights=[3.0, 1.0] * 30),
+    )
+    difference = compare("a", {"a": ours, "b": theirs}, mode, 0.95, seed=1)["b"]
+    sign = 1 if mode == "min" else -1
+    assert difference.value == pytest.approx(sign * 0.5)
+    low, high = difference.interval
+    assert low <= difference.value <= high
+    assert difference.confidence == (1.0 if mode == "min" else 0.0)
+    # Pairs: without them the rows' own spread, two steps wide, would hide a difference of a half.
+    assert high - low < 1e-9
 
 
 def _trial(**more: Any) -> TrialEntry:

@@ -24,7 +24,7 @@ from rich.text import Text
 from baton import events
 from baton.cli import display, options
 from baton.errors import UserError
-from baton.local.processes import TrialFailed
+from baton.kfp.processes import TrialFailed
 from baton.pages import html
 from baton.terminal import Terminal, visible
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.events import Error, Event
-from baton.local import processes
+from baton.kfp import processes
 from baton.local.forkserver import ForkedProcess
 from baton.prove.drill import PhaseTracker
 from tests.faults.proxy import FaultyProxy, Rule

@@ -16,7 +16,7 @@ from baton import events
 from baton.checkpoint import retention
 from baton.checkpoint.store import CheckpointStore
 from baton.events import Event
-from baton.local import processes
+from baton.kfp import processes
 from baton.local.forkserver import ForkedProcess
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run

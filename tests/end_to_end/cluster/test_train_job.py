@@ -22,7 +22,7 @@ from kubernetes import client, utils
 from kubernetes.client.rest import ApiException
 
 from baton.errors import BatonError, UserError
-from baton.local import processes
+from baton.kfp import processes
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run

@@ -7,15 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
-from baton import events, scratch
+from baton import events, machine, scratch
 from baton.errors import BatonError, SkipError, UserError
 from baton.events import Error, Event
-from baton.local import begun
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.run import ORIGIN, Run
+from baton.runs.run import Run
 from baton.runtime import through_skips
 from baton.store.storage import Storage
 
@@ -25,6 +24,7 @@ TRAIN_CHUNK = "baton.kfp.process train_chunk"
 TAKE_TURNS = "baton.kfp.process take_turns"
 CHECKPOINT = "baton.kfp.process checkpoint"
 CHECK_TURNS = "baton.kfp.process check_turns"
+PAGES = "baton.kfp.process pages"
 
 
 class StageRepaired(Event):
@@ -65,11 +65,19 @@ Launcher = Callable[[str, Sequence[str]], Process]
 
 
 class FreshProcess:
-    """A stage in a fresh interpreter, in its own process group; see `Process`."""
+    """A stage in a fresh interpreter, in its own process group; see `Process`.
 
-    def __init__(self, program: str, arguments: Sequence[str]) -> None:
+    With `ends_with_this` its log is this process's, and the kernel kills it with the thread that has started it.
+    """
+
+    def __init__(self, program: str, arguments: Sequence[str], *, ends_with_this: bool = False) -> None:
         # A file, and not a second pipe: it is not read while events are, and a full one would stop the stage.
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._errors: IO[str] | None = None
+        if not ends_with_this:
+            self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        environment = {**os.environ, "BATON_EVENTS": "stdout", "PYTHONUNBUFFERED": "1"}
+        if ends_with_this:
+            environment[machine.ENDS_WITH] = str(os.getpid())
         self._process = subprocess.Popen(
             [sys.executable, "-m", *program.split(), *arguments],
             stdin=subprocess.DEVNULL,
@@ -77,7 +85,7 @@ class FreshProcess:
             stderr=self._errors,
             text=True,
             errors="replace",
-            env={**os.environ, "BATON_EVENTS": "stdout", "PYTHONUNBUFFERED": "1"},
+            env=environment,
             process_group=0,
         )
 
@@ -91,6 +99,8 @@ class FreshProcess:
             for line in self._process.stdout:
                 if event := events.parse(line):
                     yield event
+                elif self._errors is None:
+                    print(line, end="", flush=True)
 
     def kill(self) -> None:
         if self._process.returncode is None:  # not yet waited for: the number is still its own
@@ -101,6 +111,8 @@ class FreshProcess:
         return self._process.wait()
 
     def output(self) -> str:
+        if self._errors is None:
+            return "(in the log)"
         with self._errors as file:
             file.seek(0)
             return file.read()[-2000:]
@@ -192,10 +204,3 @@ def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch
         run(DATA_SPLIT, [file.name, name], on_event, launch)
     run(TOKENIZE, [started.uri], on_event, launch)
     return started
-
-
-def begin(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = FreshProcess) -> Run:
-    """Prepares a run that this process trains, and that ends with its last chunk."""
-    begun.note_here(name, Run(Storage(recipe.store.uri), name).uri, [])
-    with environment(**{ORIGIN["until"]: "train"}):
-        return prepare(recipe, name, on_event, launch)
