@@ -194,7 +194,7 @@ def test_a_finished_rung_has_no_turns(shared: Watched) -> None:
 
 def _note_turns(watched: Watched, begun: list[processes.Process]) -> None:
     """Notes each process in which trials take turns."""
-    launch = watched._launch
+    launch = watched._trainer._launch
 
     def noted(program: str, arguments: Any) -> processes.Process:
         process = launch(program, arguments)
@@ -202,7 +202,7 @@ def _note_turns(watched: Watched, begun: list[processes.Process]) -> None:
             begun.append(process)
         return process
 
-    watched._launch = noted
+    watched._trainer._launch = noted
 
 
 @pytest.mark.slow
