@@ -429,10 +429,18 @@ class Partial(Event, kind="partial"):
 
 
 class Finished(Event, kind="finished"):
-    """Evaluation has stopped improving: the run ends here."""
+    """Evaluation has stopped improving, or the budget has ended the run."""
 
     chunk: int
     step: int
+
+
+class EndDecided(Event, kind="end_decided"):
+    """The run will end for its budget at a step; the learning rate is stable until another."""
+
+    step: int
+    stable_until: int
+    reason: str
 
 
 class Stopped(Event, kind="stopped"):

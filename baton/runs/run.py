@@ -188,7 +188,10 @@ class Run(DocumentFolder):
                 self.write(head)
                 return
             before = info.to_json()
-            kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made") if key in before}
+            kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made", "voided") if key in before}
+            # One whose budget was raised goes on from before its end; no request for a run that had none.
+            if info.recipe.get("budget") and (end := self.end(info)) and end.is_voided(recipe.budget):
+                kept["voided"] = info.voided + 1
             self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
     def require_same(self, recipe: Recipe) -> None:
@@ -280,6 +283,18 @@ class Run(DocumentFolder):
         told = self.read_all(documents.WarningRecord, "warnings")
         return list({each.text: each for each in told[::-1]}.values())[::-1]
 
+    def end(self, info: documents.RunInfo) -> documents.RunEnd | None:
+        """Returns the decision on the run's end that holds, None before there is one."""
+        return self.read(documents.RunEnd, info.voided + 1)
+
+    def decide_end(self, info: documents.RunInfo, end: documents.RunEnd) -> documents.RunEnd:
+        """Commits a decision on the run's end, and returns the first one: another process may have been faster."""
+        if self.write_new(end, info.voided + 1):
+            return end
+        if (first := self.end(info)) is None:  # it is no part of the run
+            self.write(end, info.voided + 1)
+        return first or end
+
     def note_skip(self, skip: documents.Skip) -> bool:
         """Notes a step to skip, and tells whether this call was the first to."""
         return self.write_new(skip, skip.step)
@@ -324,6 +339,7 @@ def identity(recipe: Recipe) -> Json:
     # Left out, not picked: a new setting belongs to the identity until somebody decides that it changes no bit.
     for section in ("name", "store", "resources", "tracking", "export", "sweep", "trust"):
         del document[section]
+    document.pop("budget", None)
     del document["training"]["parallel"]  # the world size is part of the fingerprint
     if workers := recipe.parallel.virtual_workers:  # steps are cut for these, whatever the world size
         document["training"]["parallel"] = {"virtual_workers": workers}

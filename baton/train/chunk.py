@@ -87,7 +87,8 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
     index, target, reached = context.index, context.target, committer.reached
     ending, notice = Ending.DONE, checkpointer.notice
     if committer.finished:
-        logger.info("evaluation has stopped improving at step %d: the run ends here", reached)
+        why = committer.end.reason if committer.end else "evaluation has stopped improving"
+        logger.info("%s: the run ends here, at step %d", why, reached)
         events.emit(events.Finished(chunk=index, step=reached))
         ending = Ending.FINISHED
     elif committer.lost_race:
