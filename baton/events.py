@@ -429,10 +429,11 @@ class Partial(Event, kind="partial"):
 
 
 class Finished(Event, kind="finished"):
-    """Evaluation has stopped improving, or the budget has ended the run."""
+    """Evaluation has stopped improving, or the run has come to the end for its budget."""
 
     chunk: int
     step: int
+    reason: str | None = None  # setting of the budget that has ended it
 
 
 class EndDecided(Event, kind="end_decided"):

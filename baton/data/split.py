@@ -356,5 +356,8 @@ def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     store = CheckpointStore(run)
     attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
     reached = max(store.run.verified_step(), attempts[-1].to_step if attempts else 0)
+    info = run.need(documents.RunInfo)
+    if info.voided and (end := run.read(documents.RunEnd, info.voided)):  # later ones were withdrawn
+        reached = min(reached, end.stable_until)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

@@ -306,7 +306,8 @@ class Training(Methods):
     def decay_steps(self) -> int | None:
         """Last steps in which the schedule ends; None for a shape over all steps, which cannot be shortened."""
         if self.lr_scheduler == DECAYS:
-            return int(self.lr_scheduler_options.get("num_decay_steps", 0))
+            steps = self.lr_scheduler_options.get("num_decay_steps")
+            return steps if isinstance(steps, int) else 0
         return 0 if self.lr_scheduler in ANY_LENGTH else None
 
     @property

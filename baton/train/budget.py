@@ -29,6 +29,7 @@ class BudgetWatch:
         self._ends: deque[float] = deque(maxlen=RECENT + 1)
         self._start_seconds = 0.0
         self._elapsed = 0.0  # seconds of this process at the newest step's end
+        self._reason: str | None = None
 
     @property
     def device_seconds(self) -> float:
@@ -55,10 +56,11 @@ class BudgetWatch:
         ending = training.decay_steps or 0
         if step + max(ending, 1) >= plan.num_steps:
             return False
-        return self._limit_within((ending + 1) * self._step_seconds + overhead + self._reserve) is not None
+        self._reason = self._limit_within((ending + 1) * self._step_seconds + overhead + self._reserve)
+        return self._reason is not None
 
-    def end_after(self, step: int, overhead: float) -> RunEnd:
-        """Returns the end of a run that has trained a step, with the decay unless that leaves the budget by itself."""
+    def end_after(self, step: int) -> RunEnd:
+        """Returns the end of a run that is due, with the decay unless that leaves the budget by itself."""
         training = self._context.recipe.training
         decay = training.decay_steps
         fits = self._limit_within((decay or 0) * self._step_seconds) is None
@@ -66,7 +68,7 @@ class BudgetWatch:
             stable_until=step,
             last_step=step + (max(decay or 0, 1) if fits else 1),
             is_decayed=decay is not None and (fits or decay == 0),
-            reason=self._limit_within((decay or 0) * self._step_seconds + overhead + self._reserve) or "budget",
+            reason=self._reason or "",
             budget=self._budget.model_dump(mode="json"),
             device_seconds=self._after(self._elapsed),
             chunk=self._context.index,

@@ -363,19 +363,15 @@ class Committer:
         self.accounting.progress.step = step
         self.uploader.raise_failure()
         waits = self._context.recipe.chunks.wait_for_commit
-        ends = bool(self.budget and not self.end and self.budget.is_due(step, self._overhead))
+        overhead = 2 * max(self.accounting.stalls, default=0.0)  # of the saves before and after the decay
+        ends = bool(self.budget and not self.end and self.budget.is_due(step, overhead))
         return StepDecision(self.lost_race, due_by_time, waits or self.uploader.is_idle, ends)
-
-    @property
-    def _overhead(self) -> float:
-        """Seconds of the saves before and after the decay."""
-        return 2 * max(self.accounting.stalls, default=0.0)
 
     def decide_end(self, step: int) -> RunEnd | None:
         """Commits the run's end after a step; None where the store does not answer, as the next step may decide."""
         assert self.budget
         try:
-            end = self.end = decide(self._context, self.budget.end_after(step, self._overhead))
+            end = self.end = decide(self._context, self.budget.end_after(step))
         except UnavailableError as error:
             logger.warning("the run's end was not decided: %s", error.message)
             return None

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoint.store import CheckpointStore
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import RunEnd, RunInfo
 from baton.runs.run import Run
@@ -21,9 +20,11 @@ slow = pytest.mark.slow
 
 STEPS = 19
 DECAY = {"lr_scheduler": "warmup_stable_decay", "lr_scheduler_options": {"num_decay_steps": 4}, "warmup_steps": 2}
-LIMIT = {"limit": "1h", "reserve": "1s"}
-EARLY, LATE = 2500.0, 1500.0
-"""Seconds after its start at which the first chunk begins, of an hour."""
+LIMIT = {"limit": "1 USD", "price": 1.0, "reserve": "1s"}
+EARLY, LATE = 2900.0, 1900.0
+"""Seconds, of the hour that this pays, in which the first chunk has not yet begun to train."""
+SPANS = {(True, EARLY): (3, 7), (True, LATE): (13, 17), (False, EARLY): (7, 8), (False, LATE): (17, 18)}
+"""Whether there is a decay, and what is over → the last stable step, and the last one."""
 
 
 def limited(cell: Cell) -> Cell:
@@ -54,14 +55,14 @@ def decided(run: Run) -> RunEnd:
     return end
 
 
-def train(run: Run, legs: Any, inside: Any, begins_at: float, kill_at: str | None = None) -> int:
-    """Trains all chunks of a run from its first process on, and returns that one's exit code."""
-    first, printed = legs.leg(inside.chunk, run.uri, 1, begins_at, kill_at)
-    assert first == (-signal.SIGKILL if kill_at else 0), printed
+def train(run: Run, legs: Any, inside: Any, begins_at: float, kill_at: str | None = None) -> None:
+    """Trains all chunks of a run, whose first process may be killed."""
+    if kill_at:
+        first, printed = legs.leg(inside.chunk, run.uri, 1, begins_at, kill_at)
+        assert first == -signal.SIGKILL, printed
     for index in range(1, len(run.plan().targets) + 1):
-        code, printed = legs.leg(inside.chunk, run.uri, index, begins_at)
+        code, printed = legs.leg(inside.chunk, run.uri, index, begins_at if index == 1 else 0.0)
         assert code == 0, printed
-    return int(first)
 
 
 def planned(recipe: Recipe, last_step: int, name: str, legs: Any) -> Run:
@@ -85,11 +86,57 @@ def test_a_run_that_its_budget_ends_equals_one_of_that_length(
     end = decided(run)
     print(f"budget | {cell.name} | {end.span} {end.reason}")
     assert end.is_decayed
-    assert end.last_step < STEPS
+    assert end.span == SPANS[bool(recipe.training.decay_steps), begins_at]
     told = planned(recipe, end.last_step, f"{run.name}-told", legs)
     mine, theirs = legs.final(run, end.last_step).meta, legs.final(told).meta
     assert mine.state == theirs.state
     assert (mine.finished, theirs.finished) == (True, False)
-    assert CheckpointStore(run).history(legs.final(run, end.last_step)) == legs.history(told)
+    assert legs.losses(run, end.last_step) == legs.losses(told)
     later = planned(recipe, end.last_step + 1, f"{run.name}-later", legs)  # control
     assert legs.final(later).meta.state["weights"] != mine.state["weights"]
+
+
+SFT = CELLS[0]
+
+
+@pytest.fixture(scope="module")
+def recipe(grid: Any, legs: Any) -> Recipe:
+    """One that saves each step, and keeps the newest checkpoint alone."""
+    changed: Recipe = legs.changed(grid(SFT), budget=LIMIT, chunks__checkpoint_every=1, chunks__keep={"last": 1})
+    return changed
+
+
+@slow
+@pytest.mark.parametrize("moment", [pytest.param("end_decided:7", id="decided"), pytest.param("step:5", id="decay")])
+def test_a_kill_around_the_decision_changes_nothing(
+    moment: str, recipe: Recipe, legs: Any, inside: Any
+) -> None:
+    run = legs.prepare(recipe, f"budget-killed-{moment.replace(':', '-').lower()}".replace("_", "-"))
+    train(run, legs, inside, EARLY, moment)
+    end = decided(run)
+    told = planned(recipe, end.last_step, f"{run.name}-told", legs)
+    assert legs.final(run, end.last_step).meta.state == legs.final(told).meta.state
+
+
+@pytest.fixture(scope="module")
+def ended(recipe: Recipe, legs: Any, inside: Any) -> Run:
+    """Its run, which the budget has ended."""
+    run: Run = legs.prepare(recipe, "budget-ended")
+    train(run, legs, inside, EARLY)
+    return run
+
+
+@slow
+def test_a_larger_budget_goes_on_from_before_the_decay(ended: Run, recipe: Recipe, legs: Any, inside: Any) -> None:
+    end = decided(ended)
+    assert legs.steps(ended) == [7, 3] == [end.last_step, end.stable_until]
+    legs.adopt(ended, recipe)  # the same budget
+    assert decided(ended) == end
+    legs.adopt(ended, legs.changed(recipe, budget={**LIMIT, "limit": "100 USD"}))
+    assert ended.end(ended.need(RunInfo)) is None
+    train(ended, legs, inside, EARLY)
+    assert ended.end(ended.need(RunInfo)) is None
+    whole = planned(recipe, STEPS, "budget-whole", legs)
+    assert legs.final(ended).meta.state == legs.final(whole).meta.state
+    assert legs.final(ended).meta.restored.checked is not None
+    assert legs.losses(ended) == legs.losses(whole)
