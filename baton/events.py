@@ -429,7 +429,7 @@ class Partial(Event, kind="partial"):
 
 
 class Finished(Event, kind="finished"):
-    """Evaluation has stopped improving, or the run has come to the end for its budget."""
+    """Evaluation has stopped improving, or the run has reached its budget's last step."""
 
     chunk: int
     step: int

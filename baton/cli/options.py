@@ -104,6 +104,7 @@ DEFAULT_STORE: str = StoreSection.model_fields["uri"].default  # where names are
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Consent to the code of a remote recipe, as it is now.")]
 
+
 def budgeted(overrides: Sequence[str] | None, limit: str | None, by: str | None) -> list[str]:
     """Returns changes of the recipe with those of `--budget` and `--by`."""
     given = {"limit": limit, "by": by}

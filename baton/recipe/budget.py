@@ -31,8 +31,7 @@ def _moment(value: Any) -> Any:
 
 
 class Budget(Section):
-    """Ends training in time for a limit, with the model of a run of that length. Waiting for a machine costs time alone.
-    Each run of a retraining has this budget. See docs/guides/budget.md."""
+    """Ends training within a limit, with the model of a run of that length: see docs/guides/budget.md."""
 
     limit: Annotated[str, BeforeValidator(_limit)] | None = None
     """Most to spend: money such as `40 USD`, with `price`; `12 gpu-hours`; or a time such as `90m` or `6h` from the
@@ -91,6 +90,19 @@ class Budget(Section):
             (self.ends_at, than.ends_at),
         )
         return any(theirs is not None and (ours is None or ours > theirs) for ours, theirs in limits)
+
+    def passed(self, *, moment: float, started: float, device_seconds: float) -> str | None:
+        """Returns the limit that a run has passed at a moment, in words; None for none.
+
+        Args:
+            moment: Seconds since the epoch, as `started`, when the first chunk began.
+            started: See `moment`.
+            device_seconds: Device time by then.
+        """
+        is_spent = self.device_seconds is not None and device_seconds > self.device_seconds
+        if is_spent or (self.run_seconds is not None and moment > started + self.run_seconds):
+            return f"budget.limit: {self.limit}"
+        return f"budget.by: {self.by}" if self.ends_at is not None and moment > self.ends_at else None
 
     def cost(self, device_seconds: float) -> str:
         """Returns device time in the limit's unit."""

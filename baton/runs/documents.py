@@ -122,7 +122,7 @@ class RunEnd(NamedDocument, name="ends/end-{:03d}.json"):
     last_step: int
     is_decayed: bool  # the rate at `last_step` is that of a run planned for that length
     reason: str
-    budget: Json  # as in the recipe
+    budget: Budget
     device_seconds: float = 0.0  # spent by then
     chunk: int = 0
     created: str = ""
@@ -132,8 +132,8 @@ class RunEnd(NamedDocument, name="ends/end-{:03d}.json"):
         return self.stable_until, self.last_step
 
     def is_voided(self, budget: Budget | None) -> bool:
-        """Tells whether a budget allows more than the one that this end was decided for."""
-        return budget is None or budget.allows_more(Budget.model_validate(self.budget))
+        """Tells whether a budget allows more than this end's own; None allows everything."""
+        return budget is None or budget.allows_more(self.budget)
 
 
 ORIGINS = "origins.gz"  # a run's file of where its rows come from; see `baton.runs.origins`

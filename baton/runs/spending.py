@@ -1,4 +1,4 @@
-"""What a run with a budget has spent, and will have spent at its end."""
+"""Spent and predicted device time of a run with a budget."""
 
 from baton.documents import Json
 from baton.runs.documents import Progress, RunCost, RunInfo

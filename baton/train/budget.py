@@ -16,7 +16,7 @@ STARTS = 3  # of a process: for evaluation, for export, and for one that takes o
 
 
 class BudgetWatch:
-    """What a chunk has spent and will spend, in the first rank."""
+    """Adds up device time and decides the run's end, in the first rank."""
 
     def __init__(self, context: TrainContext, before: RunCost, noted: Progress | None) -> None:
         assert context.recipe.budget
@@ -60,7 +60,7 @@ class BudgetWatch:
         return self._reason is not None
 
     def end_after(self, step: int) -> RunEnd:
-        """Returns the end of a run that is due, with the decay unless that leaves the budget by itself."""
+        """Returns the end of a run that is due, without the decay where that alone passes the limit."""
         training = self._context.recipe.training
         decay = training.decay_steps
         fits = self._limit_within((decay or 0) * self._step_seconds) is None
@@ -69,7 +69,7 @@ class BudgetWatch:
             last_step=step + (max(decay or 0, 1) if fits else 1),
             is_decayed=decay is not None and (fits or decay == 0),
             reason=self._reason or "",
-            budget=self._budget.model_dump(mode="json"),
+            budget=self._budget,
             device_seconds=self._after(self._elapsed),
             chunk=self._context.index,
             created=now(),
@@ -77,11 +77,9 @@ class BudgetWatch:
 
     def _limit_within(self, ahead: float) -> str | None:
         """Returns the limit that is passed in some seconds, in words; None for none."""
-        budget, moment = self._budget, self._context.clock.began + self._elapsed + ahead
-        paid, spent = budget.device_seconds, self._after(self._elapsed + ahead)
-        if (paid and spent > paid) or (budget.run_seconds and moment > self.started + budget.run_seconds):
-            return f"budget.limit: {budget.limit}"
-        return f"budget.by: {budget.by}" if budget.ends_at and moment > budget.ends_at else None
+        elapsed = self._elapsed + ahead
+        moment, spent = self._context.clock.began + elapsed, self._after(elapsed)
+        return self._budget.passed(moment=moment, started=self.started, device_seconds=spent)
 
     @property
     def _reserve(self) -> float:
@@ -105,7 +103,7 @@ def decide(context: TrainContext, end: RunEnd) -> RunEnd:
     first = context.run.decide_end(context.run.need(RunInfo), end)
     if first.stable_until < end.stable_until:
         raise ProcessLostError(
-            f"another process has decided that the rate is stable up to step {first.stable_until} only, and this one "
-            f"is at step {end.stable_until}; it starts again from there."
+            f"another process has begun the decay after step {first.stable_until}, and this one is at step "
+            f"{end.stable_until}; training resumes from there."
         )
     return first

@@ -232,6 +232,7 @@ class Accounting:
     lost: Lost
     restarts: int = 0  # processes of the run that were lost and replaced in their pod
     stalls: list[float] = field(default_factory=list)  # seconds that each checkpoint held training
+    budget: BudgetWatch | None = None
 
     @classmethod
     def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
@@ -248,7 +249,7 @@ class Accounting:
             lost_steps=self.before.lost_steps + self.lost.steps,
             lost_seconds=self.before.lost_seconds + self.lost.seconds,
             restarts=self.restarts,
-            **{key: value for key, value in self.progress.costs().items() if key == "device_seconds"},
+            **({"device_seconds": self.budget.device_seconds} if self.budget else {}),
         )
 
     def figures(self) -> dict[str, object]:
@@ -285,11 +286,10 @@ class Committer:
         self.parent: Checkpoint | None = restored.checkpoint if restored else None
         self.accounting = Accounting.of(context, restored.meta.work if restored else None, self.start_step)
         self.accounting.progress.step = self.start_step
-        self.budget: BudgetWatch | None = None
         if context.recipe.budget:
-            self.budget = BudgetWatch(context, self.accounting.before, self.accounting.progress.before)
-            self.accounting.before = self.accounting.before.model_copy(update={"started": self.budget.started})
-            self.accounting.progress.costs = self.budget.costs
+            budget = BudgetWatch(context, self.accounting.before, self.accounting.progress.before)
+            self.accounting.before = self.accounting.before.model_copy(update={"started": budget.started})
+            self.accounting.budget, self.accounting.progress.costs = budget, budget.costs
         self.lost_race = restored is not None and restored.is_target  # another process has committed the target
         self.finished = False  # early stopping or the budget has ended the run
         self.end = context.end
@@ -307,8 +307,8 @@ class Committer:
     def on_first_step(self) -> None:
         self._context.clock.enter(StagePhase.TRAIN)
         self._saved_at = time.monotonic()
-        if self.budget:
-            self.budget.on_first_step()
+        if self.accounting.budget:
+            self.accounting.budget.on_first_step()
         lost = self.accounting.lost.steps
         if self.start_step or lost:
             events.emit(events.TrainingResumed(chunk=self._context.index, step=self.start_step, repeated=lost))
@@ -364,14 +364,15 @@ class Committer:
         self.uploader.raise_failure()
         waits = self._context.recipe.chunks.wait_for_commit
         overhead = 2 * max(self.accounting.stalls, default=0.0)  # of the saves before and after the decay
-        ends = bool(self.budget and not self.end and self.budget.is_due(step, overhead))
+        budget = self.accounting.budget
+        ends = bool(budget and not self.end and budget.is_due(step, overhead))
         return StepDecision(self.lost_race, due_by_time, waits or self.uploader.is_idle, ends)
 
     def decide_end(self, step: int) -> RunEnd | None:
         """Commits the run's end after a step; None where the store does not answer, as the next step may decide."""
-        assert self.budget
+        assert self.accounting.budget
         try:
-            end = self.end = decide(self._context, self.budget.end_after(step))
+            end = self.end = decide(self._context, self.accounting.budget.end_after(step))
         except UnavailableError as error:
             logger.warning("the run's end was not decided: %s", error.message)
             return None

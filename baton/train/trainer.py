@@ -66,7 +66,7 @@ class ExactResume(ChunkTrainer):
             other = torch.optim.SGD([torch.zeros(1)])
             warmup, options = self.args.get_warmup_steps(last_step), self.args.lr_scheduler_kwargs
             made = get_scheduler(self.args.lr_scheduler_type, other, warmup, last_step, options)
-            schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # behind DeepSpeed's
+            schedule: Any = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # behind DeepSpeed's
             schedule.lr_lambdas = made.lr_lambdas * len(schedule.lr_lambdas)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import importlib
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton import fork as forking
+from baton.checkpoint import seals
 from baton.recipe.recipe import Recipe
+from baton.runs import objects
 from baton.runs.documents import RunEnd, RunInfo
 from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train.context import TrainContext
 from tests.exactness import matrix
-from tests.exactness.matrix import Cell, Changes, adapter, training
+from tests.exactness.matrix import Cell, adapter, training
 
 pytestmark = pytest.mark.timeout(900)
 slow = pytest.mark.slow
@@ -108,9 +114,7 @@ def recipe(grid: Any, legs: Any) -> Recipe:
 
 @slow
 @pytest.mark.parametrize("moment", [pytest.param("end_decided:7", id="decided"), pytest.param("step:5", id="decay")])
-def test_a_kill_around_the_decision_changes_nothing(
-    moment: str, recipe: Recipe, legs: Any, inside: Any
-) -> None:
+def test_a_kill_around_the_decision_changes_nothing(moment: str, recipe: Recipe, legs: Any, inside: Any) -> None:
     run = legs.prepare(recipe, f"budget-killed-{moment.replace(':', '-').lower()}".replace("_", "-"))
     train(run, legs, inside, EARLY, moment)
     end = decided(run)
@@ -126,10 +130,19 @@ def ended(recipe: Recipe, legs: Any, inside: Any) -> Run:
     return run
 
 
+def test_without_a_budget_no_document_tells_of_one(recipe: Recipe, ended: Run, legs: Any, inside: Any) -> None:
+    plain = legs.prepare(legs.changed(recipe, budget=None), "budget-none")
+    legs.train(plain)
+    words = ('"budget"', '"voided"', '"device_seconds"', '"end"')
+    told = {run.name: [word for word in words if word in _documents(run)] for run in (plain, ended)}
+    assert told == {plain.name: [], ended.name: ['"budget"', '"device_seconds"', '"end"']}
+
+
 @slow
 def test_a_larger_budget_goes_on_from_before_the_decay(ended: Run, recipe: Recipe, legs: Any, inside: Any) -> None:
     end = decided(ended)
-    assert legs.steps(ended) == [7, 3] == [end.last_step, end.stable_until]
+    assert (end.stable_until, end.last_step) == (3, 7)
+    assert {7, 3} <= {*legs.steps(ended)} < {7, 6, 5, 4, 3}
     legs.adopt(ended, recipe)  # the same budget
     assert decided(ended) == end
     legs.adopt(ended, legs.changed(recipe, budget={**LIMIT, "limit": "100 USD"}))
@@ -140,3 +153,39 @@ def test_a_larger_budget_goes_on_from_before_the_decay(ended: Run, recipe: Recip
     assert legs.final(ended).meta.state == legs.final(whole).meta.state
     assert legs.final(ended).meta.restored.checked is not None
     assert legs.losses(ended) == legs.losses(whole)
+
+
+@slow
+def test_a_fork_of_the_decay_ends_with_it_or_is_free_of_it(recipe: Recipe, legs: Any, inside: Any) -> None:
+    parent = legs.prepare(legs.changed(recipe, chunks__keep={"last": 99}), "budget-parent")
+    train(parent, legs, inside, EARLY)
+    same = forking.fork(parent, 5, "budget-fork-same").run
+    legs.train(same)
+    assert decided(same) == decided(parent)
+    assert legs.final(same, 7).meta.state == legs.final(parent, 7).meta.state
+    longer = forking.fork(parent, 5, "budget-fork-longer", ["budget.limit=100 USD"]).run
+    legs.train(longer)
+    assert longer.end(longer.need(RunInfo)) is None
+    assert legs.final(longer).step == STEPS
+    assert set(legs.final(longer).meta.restored.checked.values()) == {"match", "absent"}
+
+
+def test_a_budget_costs_one_read_a_chunk(recipe: Recipe, legs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read, asked = legs.prepare(recipe, "budget-asked"), Storage.read, []
+    monkeypatch.setattr(Storage, "read", lambda storage, path: (asked.append(path), read(storage, path))[1])
+    reads = []
+    for budget in (LIMIT, None):
+        legs.adopt(run, legs.changed(recipe, budget=budget))
+        asked.clear()
+        with seals.stage(run, objects.CHUNK, 1):
+            TrainContext.open(run.uri, 1)
+        reads.append([path.removeprefix(f"{run.path()}/") for path in asked])
+    assert reads[0].count("ends/end-001.json") == 1
+    assert len(reads[0]) == len(reads[1]) + 1
+
+
+def _documents(run: Run) -> str:
+    """Returns all of a run's documents and manifests."""
+    folder = Path(run.storage.key(run.path()))
+    paths = [path for path in folder.rglob("*.json") if path.name != "trainer_state.json"]
+    return "".join(path.read_text() for path in paths if path.parent.name != "tokenizer")
