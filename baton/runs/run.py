@@ -295,7 +295,7 @@ class Run(DocumentFolder):
         # From the last stable step the run has to go farther than it did.
         ahead = (end.last_step - end.stable_until + 1) * note.seconds_per_step
         spent = note.device_seconds + ahead * recipe.devices
-        passed = budget.passed(moment=time.time() + ahead, started=note.started, device_seconds=spent)
+        passed = budget.passed(moment=time.time() + ahead, started=note.started or time.time(), device_seconds=spent)
         if passed:
             self.warn(f"{passed} pays for no step after {end.last_step}, where the run has ended; it stays as it is")
         return not passed
