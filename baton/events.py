@@ -429,10 +429,19 @@ class Partial(Event, kind="partial"):
 
 
 class Finished(Event, kind="finished"):
-    """Evaluation has stopped improving: the run ends here."""
+    """Evaluation has stopped improving, or the run has reached its budget's last step."""
 
     chunk: int
     step: int
+    reason: str | None = None  # setting of the budget that has ended it
+
+
+class EndDecided(Event, kind="end_decided"):
+    """The run will end for its budget at a step; the learning rate is stable until another."""
+
+    step: int
+    stable_until: int
+    reason: str
 
 
 class Stopped(Event, kind="stopped"):

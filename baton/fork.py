@@ -93,6 +93,9 @@ OF_STATE = ("training.", "adapter.", "evaluation.")  # settings that the trainer
 PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that keep a state of their own, apart from the step
 
 
+LENGTHS = {path for path, effect in CHANGEABLE.items() if effect in (SCHEDULE, LENGTH)}
+
+
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
     """Returns all settings that a fork changes, and the paths among them that decide bits."""
     all_of_them = load.differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
@@ -316,6 +319,13 @@ def _carry(
     )
     if sent != meant:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
+    # A step of the parent's decay belongs to its end; with another length or a larger budget it is one like any other.
+    end, span = parent.end(parent.need(documents.RunInfo)) if meta.end else None, meta.end
+    if meta.end and step > meta.end[0]:
+        if end and not end.is_voided(recipe.budget) and LENGTHS.isdisjoint(changed):
+            run.write(end, 1)
+        else:
+            end, span = None, (step, meta.end[1])
     identity = state_identity(run, run.resolved_recipe(), plan)
     # A parent that is a fork and has not trained yet has a state that its own parent's recipe made.
     differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
@@ -324,7 +334,8 @@ def _carry(
             "forked_from": documents.ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
             "parent": None,
             "restored": meta.restored.model_copy(update={"step": step, "checked": None, "skipped": []}),
-            "finished": meta.finished and not differs,
+            "finished": meta.finished and not differs and span == meta.end,
+            **({"end": span} if span else {}),
             "created": now(),
             "work": documents.RunCost(
                 started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0

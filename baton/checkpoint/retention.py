@@ -225,6 +225,8 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
         staying |= {*targets} & whole.keys()
     if keep.every:
         staying |= {step for step in whole if step % keep.every == 0}
+    if end := whole[max(whole)].meta.end:  # a larger budget continues before the decay
+        staying |= {max((step for step in whole if step <= end[0]), default=0)}
     if keep.best:
         # The newest log has the values of all earlier steps.
         losses = store.evaluation_losses(whole[max(whole)])

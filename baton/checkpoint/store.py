@@ -26,7 +26,7 @@ from baton.signing import PublicKey, SignatureError, required, trusted_here
 from baton.store import bundle
 from baton.store.bundle import MAX_COPY_DEPTH, BundleWriter, CopySources
 from baton.store.cache import NodeCache
-from baton.store.manifest import DAMAGED, Manifest, read_manifest
+from baton.store.manifest import DAMAGED, REMOVED, Manifest, read_manifest
 
 TRAINING_FILES = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
 SHARD_SIZE_FORM = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
@@ -66,7 +66,8 @@ class CheckpointMeta(Document):
     chain: str = ""  # digest over the digests of this checkpoint and all earlier ones
     restored: Restoration = Restoration()
     identity: str = ""  # digest of recipe, data, model, code and plan, see `run.state_identity`
-    finished: bool = False  # whether early stopping ended the run here
+    finished: bool = False  # whether early stopping or the budget ended the run here
+    end: tuple[int, int] | None = None  # span of the `RunEnd` that it was trained under
     fingerprint: Fingerprint = Fingerprint()
     trainable_parameters: int = 0
     chunk: int = 0
@@ -115,6 +116,9 @@ class CheckpointStore:
         self.run = run
         self.storage = run.storage
         self.signed_by = signed_by or trusted_here()
+        # Span of the run's end by its budget, where training asks: checkpoints of another are withdrawn on sight.
+        self.end: tuple[int, int] | None = None
+        self.withdraws = False
 
     @classmethod
     def of(cls, run: Run, recipe: Recipe) -> Self:
@@ -156,8 +160,16 @@ class CheckpointStore:
                 if on_damaged:
                     on_damaged(step, error)
                 continue
-            if checkpoint:
+            if checkpoint and self.withdraws and self._is_voided(checkpoint):
+                # Marked as retention does: absent for all readers, and its step can be committed again.
+                self.storage.write(f"{self.prefix(step)}/{REMOVED}{checkpoint.manifest.folder}", b"")
+            elif checkpoint:
                 yield checkpoint
+
+    def _is_voided(self, checkpoint: Checkpoint) -> bool:
+        """Tells whether a checkpoint's steps differ from those that lead to the run's end."""
+        theirs = checkpoint.meta.end
+        return theirs != self.end and checkpoint.step > min(span[0] for span in (theirs, self.end) if span)
 
     def committed_steps(self) -> list[int]:
         return sorted(checkpoint.step for checkpoint in self.committed())

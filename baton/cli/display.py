@@ -260,7 +260,9 @@ def _note(event: events.Event) -> str:
         case events.MicroBatch():
             return f"{event.size} rows per forward pass, {event.accumulation} passes per step"
         case events.Finished():
-            return f"evaluation has stopped improving, the run ends at step {event.step}"
+            return f"{event.reason or 'evaluation has stopped improving'}, the run ends at step {event.step}"
+        case events.EndDecided():
+            return f"{event.reason}: stable until step {event.stable_until}, the run ends at step {event.step}"
         case events.Judged():
             return "accepted" if event.passed else f"rejected: {'; '.join(event.failed)}"
         case events.HandedOut():

@@ -98,6 +98,8 @@ def submit(
     run_name: options.RunName = None,
     chunks: options.ChunkCount = None,
     image: options.Image = None,
+    limit: options.Limit = None,
+    by: options.By = None,
     pipeline: options.PipelineOption = Pipeline.finetune,
     json: options.Json = False,
     trust: options.Trust = False,
@@ -112,7 +114,8 @@ def submit(
         from baton.cli import follow
         from baton.kubeflow.submit import version_url
 
-        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
+        changes = options.budgeted(overrides, limit, by)
+        loaded = prepare.load(recipe, changes, store=store, chunks=chunks, image=image, here=False)
         submitter = api.Submitter(
             loaded,
             endpoint,

@@ -34,6 +34,8 @@ def run(
     chunks: options.ChunkCount = None,
     runner: options.RunnerOption = options.Runner.process,
     image: options.Image = None,
+    limit: options.Limit = None,
+    by: options.By = None,
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Retrain only if data or recipe have changed since the last model.")
     ] = False,
@@ -46,6 +48,7 @@ def run(
     gate compares the new model with the one in use, and promotes the better. Exit code 3 means a model rejected by the
     gate.
     """
+    overrides = options.budgeted(overrides, limit, by)
     if if_changed:
         with options.answer(json):
             if run_name:
@@ -53,7 +56,7 @@ def run(
         retrain(recipe, overrides, store, chunks, runner, image, json, trust)
         return
     with options.answer(json, trust):
-        loaded = api.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
+        loaded = api.load(recipe, overrides, store=store, chunks=chunks, image=image)
         local = api.LocalRun.of(loaded, run_name)
         is_docker = runner is options.Runner.docker
         words = [
@@ -61,7 +64,7 @@ def run(
             recipe,
             "--run",
             local.run.name,
-            *given("--set", *(overrides or ())),
+            *given("--set", *overrides),
             *given("--store", store),
         ]
         words += [*given("--chunks", chunks), *given("--runner", "docker" if is_docker else None)]

@@ -90,6 +90,11 @@ Image = Annotated[
     str | None,
     typer.Option(envvar="BATON_IMAGE", metavar="NAME:TAG", help="Container image instead of the recipe's."),
 ]
+Limit = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="LIMIT", help="Most to spend instead of the recipe's: 40 USD, 12 gpu-hours, 6h."),
+]
+By = Annotated[str | None, typer.Option("--by", metavar="TIME", help="Time to end by, e.g. 2026-12-01T18:00Z.")]
 ChunkCount = Annotated[int | None, typer.Option(help="Number of chunks instead of the recipe's.")]
 PipelineOption = Annotated[
     Pipeline,
@@ -98,6 +103,13 @@ PipelineOption = Annotated[
 DEFAULT_STORE: str = StoreSection.model_fields["uri"].default  # where names are looked up
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Consent to the code of a remote recipe, as it is now.")]
+
+
+def budgeted(overrides: Sequence[str] | None, limit: str | None, by: str | None) -> list[str]:
+    """Returns changes of the recipe with those of `--budget` and `--by`."""
+    given = {"limit": limit, "by": by}
+    return [*(overrides or ()), *(f"budget.{key}={json.dumps(value)}" for key, value in given.items() if value)]
+
 
 GONE = {  # command of an earlier release → remedy
     "serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/guides/evaluate-and-export.md.",

@@ -26,6 +26,7 @@ from baton.errors import BatonError, UserError
 from baton.local import begun, results
 from baton.recipe.run import code_in
 from baton.runs.run import Run
+from baton.runs.spending import in_words
 from baton.source import prepare
 from baton.source.origin import RecipeSource
 from baton.store.storage import Storage
@@ -164,6 +165,8 @@ def _print_status(state: results.Status, process: psutil.Process | None) -> None
     typer.echo(f"step:   {steps}{saved}")
     if state["loss"] is not None:
         typer.echo(f"loss:   {state['loss']:.4g}")
+    if "budget" in state:
+        typer.echo(f"budget: {in_words(state['budget'])}")
     if state["resumed"]:
         typer.echo(f"resumed: {results.times(state['resumed'])}")
     if state["error"]:

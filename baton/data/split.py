@@ -327,7 +327,7 @@ def quality_html(run: Run, page: str) -> str:
 
 @seals.sealed(objects.SPLIT, appends=False)
 def run_ref(run: Run) -> RunRef:
-    """Returns a run's baton, the same again as long as nothing is lost that a finished stage had left."""
+    """Returns a run's baton, the same again as long as no stage that has finished is to run again."""
     # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.
     losses = (run.read(documents.MissingArtifacts) or documents.MissingArtifacts()).losses
     if lost := _lost(run):
@@ -335,7 +335,8 @@ def run_ref(run: Run) -> RunRef:
         losses = [*losses, documents.MissingArtifact(at=now(), lost=lost)]
         # Counted for good: stages in Kubeflow's cache did not see the loss, even once the lost file is made again.
         run.write(documents.MissingArtifacts(losses=losses))
-    return RunRef(run.uri, run.need(documents.RunInfo).created, len(losses))
+    info = run.need(documents.RunInfo)
+    return RunRef(run.uri, info.created, len(losses) + info.voided)
 
 
 def _lost(run: Run) -> str | None:
@@ -355,5 +356,8 @@ def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     store = CheckpointStore(run)
     attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
     reached = max(store.run.verified_step(), attempts[-1].to_step if attempts else 0)
+    info = run.need(documents.RunInfo)
+    if info.voided and (end := run.read(documents.RunEnd, info.voided)):  # later ones were withdrawn
+        reached = min(reached, end.stable_until)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

@@ -8,8 +8,10 @@ from baton.documents import Json
 from baton.errors import DamagedError
 from baton.local import begun
 from baton.runs import lineage
+from baton.runs.documents import RunCost
 from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, RunFailure
 from baton.runs.run import Run
+from baton.runs.spending import spending
 from baton.store import bundle
 from baton.store.manifest import read_manifest
 
@@ -54,6 +56,7 @@ class Status(TypedDict):
     error: str | None
     report_uri: str | None
     model_uri: str | None
+    budget: NotRequired[Json]
 
 
 class VerifiedExport(TypedDict):
@@ -80,6 +83,7 @@ class Result(TypedDict):
     checkpoints: list[Listed]
     metrics: dict[str, float | None]
     skips: NotRequired[list[Json]]
+    budget: NotRequired[Json]
 
 
 def result(run: Run, live_since: lineage.LiveSince = lambda run: None) -> Result:
@@ -111,6 +115,8 @@ def result(run: Run, live_since: lineage.LiveSince = lambda run: None) -> Result
     }
     if skips := run.skips():
         told["skips"] = [skip.to_json() for skip in skips]
+    if budget := spending(run, newest.meta.work if newest else RunCost(), told["steps"]):
+        told["budget"] = budget
     return told
 
 
@@ -119,7 +125,7 @@ def status(run: Run) -> Status:
     member, store = lineage.read_run(run, begun.live_since), CheckpointStore(run)
     newest, exported, failure = store.newest(), run.read(ExportedModel), run.read(RunFailure)
     losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
-    return {
+    told: Status = {
         "run": run.name,
         "state": member.state,
         "run_uri": run.uri,
@@ -132,6 +138,9 @@ def status(run: Run) -> Status:
         "report_uri": report_uri(run),
         "model_uri": uri_here(run, exported.model_uri) if exported else None,
     }
+    if budget := spending(run, newest.meta.work if newest else RunCost(), member.reached):
+        told["budget"] = budget
+    return told
 
 
 def report_uri(run: Run) -> str | None:

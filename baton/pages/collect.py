@@ -18,6 +18,7 @@ from baton.runs import documents, lineage
 from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run
+from baton.runs.spending import spending
 from baton.tracking.servers import mlflow_url
 from baton.tracking.tracking_run import GpuUse
 
@@ -96,6 +97,7 @@ class RunReport:
     mlflow_url: str | None = None  # of the tracking run's page
     gpu_use: GpuUse | None = None
     progress: documents.Progress | None = None  # of the chunk that trains just now
+    spending: Json | None = None  # of a run with a budget
 
     @property
     def is_live(self) -> bool:
@@ -293,6 +295,7 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
         proof=_proof(store, committed, damaged),
         family={} if state else _family(run),  # which reads the other runs of the store
         failure=failure,
+        spending=spending(run, newest.meta.work if newest else documents.RunCost(), newest.step if newest else 0),
         has_quality_page=run.storage.exists(run.path(quality_page.PAGE)),
         mlflow_url=mlflow_url(run, recipe),
         **state,

@@ -376,7 +376,10 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
     extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"
     if report.stopped_before:
-        extent += f", stopped before step {report.stopped_before:,} as evaluation did not improve"
+        spending = report.spending or {}
+        why = "for its budget" if "last_step" in spending else "as evaluation did not improve"
+        why += "" if spending.get("is_decayed", True) else ", before its learning rate had decayed"
+        extent += f", stopped before step {report.stopped_before:,} {why}"
     tone = "warn" if loss_tone == "warn" and proof.tone == "good" else proof.tone
     return tone, f"{loss} {extent}; {proof.sentence}."
 
@@ -570,6 +573,9 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
         if report.newest and report.newest.fingerprint.device not in ("", "cpu"):
             hours = total * (report.newest.fingerprint.world_size or 1) / 3600
             shown.append(("GPU-hours", number(hours), "of all chunks that have ended"))
+    if report.spending:
+        limits = [str(report.spending[key]) for key in ("limit", "by") if report.spending[key]]
+        shown.append(("Spent", str(report.spending["spent"]), f"on training, of {', '.join(limits)}"))
     if use := report.gpu_use:
         memory = f"up to {size(round(use.megabytes * 1e6))} in use" if use.megabytes else ""
         shown.append(("GPU use", "—" if use.utilization is None else f"{use.utilization:.0f}%", memory))

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from baton.errors import UserError
 from baton.recipe.base import Name, Section, amount
+from baton.recipe.budget import GPU_HOURS, Budget
 from baton.recipe.cluster import MAX_PROCESSES, Parallel, Resources
 from baton.recipe.data import MAX_SHARDS, Data
 from baton.recipe.evaluation import REGISTERED, Evaluation, Export
@@ -22,7 +23,7 @@ from baton.recipe.methods import Referenced
 from baton.recipe.model import Adapter, Model
 from baton.recipe.run import MAX_CHUNKS, Chunks, Hooks, Store, Tracking, Trust, shorthand
 from baton.recipe.search import RecipePhase, Retrain, Search, ShortPhase, phase_document
-from baton.recipe.training import Training
+from baton.recipe.training import DECAYS, Training
 
 # Optimizers that treat each number by itself: DeepSpeed hands them all weights as one long row.
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -69,6 +70,8 @@ class Recipe(Section):
     """Destinations of metrics."""
     retrain: Retrain = Retrain()
     """Retraining after changes."""
+    budget: Annotated[Budget | None, Field(exclude_if=lambda value: value is None)] = None
+    """Most that the run may cost; default: no limit. Changes no bit of a run that ends within it."""
     sweep: Search | None = None
     """Configurations to compare with `baton sweep`; other commands ignore it."""
     trust: Trust = None
@@ -106,6 +109,11 @@ class Recipe(Section):
         workers = self.parallel.virtual_workers
         # The largest power of two, as their number is one.
         return int(2 ** (min(self._asked, workers).bit_length() - 1)) if workers else self._asked
+
+    @property
+    def devices(self) -> int:
+        """GPUs of a chunk, over all its pods; its pods where they have none."""
+        return max(1, self.resources.gpus) * self.max_nodes
 
     @property
     def uses_bitsandbytes(self) -> bool:
@@ -580,10 +588,41 @@ def _check_hooks(recipe: Recipe) -> None:
         raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")
 
 
+def _check_budget(recipe: Recipe) -> None:
+    training, budget = recipe.training, recipe.budget
+    if budget is None:
+        return
+    if GPU_HOURS in (budget.limit or "") and not recipe.resources.gpus:
+        raise ValueError(f"budget.limit: {budget.limit}, and resources.gpus is 0; give a time such as 6h, or money")
+    _refuse_beside(
+        "budget",
+        {
+            "phases": (recipe.phases, "each would have it whole; write the phase you mean as a separate recipe"),
+            "sweep": (recipe.sweep, "each trial would have it whole; remove one of the two"),
+            "training.curriculum": (training.curriculum, "its shares count all steps, whose number the budget changes"),
+        },
+    )
+    if training.decay_steps is None:  # no schedule that can be shortened
+        return
+    if 0 < training.warmup_steps < 1:
+        raise ValueError(
+            f"training.warmup_steps: {training.warmup_steps:g} is a share of all steps, whose number the budget "
+            "changes; give a number of steps"
+        )
+    if training.lr_scheduler == DECAYS:
+        if not training.decay_steps:
+            raise ValueError("training.lr_scheduler_options: give num_decay_steps, the steps in which the rate decays")
+        if "num_stable_steps" in training.lr_scheduler_options:
+            raise ValueError(
+                "training.lr_scheduler_options: num_stable_steps fixes the step at which the decay begins, and the "
+                "budget moves it; remove one of the two"
+            )
+
+
 # Rules of one training, in the order of their messages.
 RULES: tuple[Callable[[Recipe], None], ...] = (
     _check_chunks, _check_resources, _check_data, _check_nodes, _check_parallel, _check_weights, _check_reference,
-    _check_completions, _check_evaluation, _check_hooks,
+    _check_completions, _check_evaluation, _check_hooks, _check_budget,
 )  # fmt: skip
 
 

@@ -142,6 +142,9 @@ class Router(Section):
 
 # Rows at once: few enough to find their divisors, for messages and estimates, at once.
 Rows = Annotated[int, Field(gt=0, le=1_000_000)]
+DECAYS = "warmup_stable_decay"
+ANY_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
+"""Schedules in which no step's rate depends on the number of all steps."""
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)  # methods with a section of their own
 
 
@@ -298,6 +301,14 @@ class Training(Methods):
             return 0
         steps = self.generation.steps_per_generation if self.generation else None
         return self.rows_at_once * steps if steps else self.batch_size
+
+    @property
+    def decay_steps(self) -> int | None:
+        """Last steps in which the schedule ends; None for a shape over all steps, which cannot be shortened."""
+        if self.lr_scheduler == DECAYS:
+            steps = self.lr_scheduler_options.get("num_decay_steps")
+            return steps if isinstance(steps, int) else 0
+        return 0 if self.lr_scheduler in ANY_LENGTH else None
 
     @property
     def uses_bitsandbytes(self) -> bool:

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field, JsonValue
 
 from baton.documents import Document, Json, NamedDocument
+from baton.recipe.budget import Budget
 from baton.runs.versions import Fingerprint, FormatVersions
 
 # Restored state of a checkpoint, item by item.
@@ -113,6 +114,28 @@ class Skip(NamedDocument, name=SKIPS_FOLDER + "/step-{:08d}.json"):
         return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
+class RunEnd(NamedDocument, name="ends/end-{:03d}.json"):
+    """Decision that a run ends for its budget: stable up to one step, then the schedule's end up to another."""
+
+    # Written once, before the first step that it changes.
+    stable_until: int
+    last_step: int
+    is_decayed: bool  # the rate at `last_step` is that of a run planned for that length
+    reason: str
+    budget: Budget
+    device_seconds: float = 0.0  # spent by then
+    chunk: int = 0
+    created: str = ""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.stable_until, self.last_step
+
+    def is_voided(self, budget: Budget | None) -> bool:
+        """Tells whether a budget allows more than this end's own; None allows everything."""
+        return budget is None or budget.allows_more(self.budget)
+
+
 ORIGINS = "origins.gz"  # a run's file of where its rows come from; see `baton.runs.origins`
 
 
@@ -124,6 +147,7 @@ class RunInfo(NamedDocument, name="recipe.json"):
     commit: str = ""  # of the Git repository in that command's folder; `-dirty` after it where files had changed
     until: str = ""  # stage that ends it: `data` or `train`, as in `baton verify`; empty for all stages
     made: FormatVersions = FormatVersions()
+    voided: int = 0  # decisions on the run's end before the budget was raised: see `RunEnd`
 
     @property
     def recipe_name(self) -> str:
@@ -274,6 +298,9 @@ class Progress(NamedDocument, name="progress.json"):
     chunk: int = 0
     seconds_per_step: float = 0.0
     at: str = ""
+    # Of all chunks so far, with a budget.
+    started: float = 0.0
+    device_seconds: float = 0.0
 
 
 class TrackingRun(NamedDocument, name="tracking.json"):
@@ -372,6 +399,7 @@ class RunCost(Document):
     lost_steps: int = 0  # steps trained that no checkpoint held
     lost_seconds: float = 0.0
     restarts: int = 0  # lost processes of chunks that a fresh one in their pod replaced
+    device_seconds: float = 0.0  # from each start of a chunk to its end, times devices; with a budget
 
 
 class ForkOrigin(Document):

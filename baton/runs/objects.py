@@ -92,6 +92,7 @@ OBJECTS = (
     _document(outcomes.RetrainNote, Mend.NOTE, ()),
     _document(documents.MissingArtifacts, Mend.NOTE, ()),
     _document(documents.Skip, Mend.SEAL, (CHUNK, *BEGINS), readers=(CHUNK, REPORT), is_urgent=True),
+    _document(documents.RunEnd, Mend.SEAL, (CHUNK, *BEGINS), readers=ALL, is_urgent=True),
     RunObject(documents.ORIGINS, Mend.STAGE, BEGINS),
     RunObject("quality.json", Mend.STAGE, BEGINS),
     RunObject("quality.jsonl", Mend.STAGE, (SPLIT,)),

@@ -1,6 +1,7 @@
 """Plan of a run's steps and chunks: a pure function of a few numbers."""
 
 import math
+from typing import Self
 
 from pydantic import Field
 
@@ -30,6 +31,10 @@ class Plan(NamedDocument, name="plan.json"):
         nothing drifts from one epoch to the next, and with n above S every step is one.
         """
         return step * per_epoch // self.steps_per_epoch > (step - 1) * per_epoch // self.steps_per_epoch
+
+    def until(self, last_step: int) -> Self:
+        """Returns the plan of a run of the same rows that ends at another step, without its chunks."""
+        return self.model_copy(update={"num_steps": last_step})
 
     def slots(self, spare: int) -> int:
         return len(self.targets) + spare

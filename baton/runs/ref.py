@@ -25,7 +25,7 @@ class RunRef:
 
     run_uri: str
     made: str = ""  # creation time of the run: one deleted and begun again under its name is another run
-    rebuilds: int = 0  # times that a finished stage's objects were found missing, see `baton.data.split`
+    rebuilds: int = 0  # times that a finished stage's objects were found missing, or the run's end was moved
 
     def __str__(self) -> str:
         return f"{self.run_uri}#{self.made}.{self.rebuilds}" if self.made else self.run_uri

@@ -189,7 +189,10 @@ class Run(DocumentFolder):
                 self.write(head)
                 return
             before = info.to_json()
-            kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made") if key in before}
+            kept: Json = {key: before[key] for key in ("created", *ORIGIN, "made", "voided") if key in before}
+            # One whose budget was raised goes on from before its end; no request for a run that had none.
+            if info.recipe.get("budget") and (end := self.end(info)) and self._outlasts(end, recipe):
+                kept["voided"] = info.voided + 1
             self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
     def require_same(self, recipe: Recipe) -> None:
@@ -281,6 +284,31 @@ class Run(DocumentFolder):
         told = self.read_all(documents.WarningRecord, "warnings")
         return list({each.text: each for each in told[::-1]}.values())[::-1]
 
+    def end(self, info: documents.RunInfo) -> documents.RunEnd | None:
+        """Returns the decision on the run's end that holds, None before there is one."""
+        return self.read(documents.RunEnd, info.voided + 1)
+
+    def _outlasts(self, end: documents.RunEnd, recipe: Recipe) -> bool:
+        """Tells whether a recipe's budget pays for a later end than the one decided, with its decay."""
+        budget, note = recipe.budget, self.read(documents.Progress)
+        if budget is None or note is None or not end.is_voided(budget):
+            return end.is_voided(budget)
+        # From the last stable step the run has to go farther than it did.
+        ahead = (end.last_step - end.stable_until + 1) * note.seconds_per_step
+        spent = note.device_seconds + ahead * recipe.devices
+        passed = budget.passed(moment=time.time() + ahead, started=note.started or time.time(), device_seconds=spent)
+        if passed:
+            self.warn(f"{passed} pays for no step after {end.last_step}, where the run has ended; it stays as it is")
+        return not passed
+
+    def decide_end(self, info: documents.RunInfo, end: documents.RunEnd) -> documents.RunEnd:
+        """Commits a decision on the run's end, and returns the first one: another process may have been faster."""
+        if self.write_new(end, info.voided + 1):
+            return end
+        if (first := self.end(info)) is None:  # it is no part of the run
+            self.write(end, info.voided + 1)
+        return first or end
+
     def note_skip(self, skip: documents.Skip) -> bool:
         """Notes a step to skip, and tells whether this call was the first to."""
         return self.write_new(skip, skip.step)
@@ -325,6 +353,7 @@ def identity(recipe: Recipe) -> Json:
     # Left out, not picked: a new setting belongs to the identity until somebody decides that it changes no bit.
     for section in ("name", "store", "resources", "tracking", "export", "sweep", "trust"):
         del document[section]
+    document.pop("budget", None)
     del document["training"]["parallel"]  # the world size is part of the fingerprint
     if workers := recipe.parallel.virtual_workers:  # steps are cut for these, whatever the world size
         document["training"]["parallel"] = {"virtual_workers": workers}
@@ -384,7 +413,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def _origin() -> dict[str, str]:
+def _origin() -> dict[str, Any]:
     """Returns command, commit and end of a run that begins here, as far as its starter has named them."""
     return {key: value for key, name in ORIGIN.items() if (value := os.environ.get(name))}
 

@@ -5,13 +5,14 @@ last, and sees what all others have decided. `Pace` spaces continuous checkpoint
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 import torch
@@ -25,7 +26,7 @@ from baton.checkpoint.store import CheckpointMeta, Restoration, evaluation_losse
 from baton.errors import BatonError, ExactnessError, UserError
 from baton.models.loading import count_parameters
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import PARTS, OwnState, StagePhase
+from baton.runs.documents import PARTS, OwnState, RunEnd, StagePhase
 from baton.runs.plan import Plan
 from baton.runs.versions import Fingerprint
 from baton.train import build, guard, reshard, state, user_state
@@ -224,6 +225,9 @@ class RestoreCheck(TrainerCallback):
         # change callbacks.
         ours["rng"] = trainer.restored_rng or "not restored"
         ours["callbacks"] = self._callbacks_restored or ours["callbacks"]
+        if resumption.max_steps:
+            now = trainer.state
+            ours["position"] = tree_digest([now.global_step, now.epoch, resumption.max_steps, *trainer.skipped])
         if resumption.takeover:
             ours |= resumption.takeover.expected_digests(trainer, trainer.skipped)
         # Gathers before the verdict: all ranks fail or none does, as one that trained on alone would hang.
@@ -273,9 +277,16 @@ class SaveAndStop(TrainerCallback):
     stateless = True
 
     def __init__(
-        self, trainer: ChunkTrainer, schedule: SaveSchedule, checkpointer: Checkpointer, check: RestoreCheck
+        self,
+        trainer: ChunkTrainer,
+        schedule: SaveSchedule,
+        checkpointer: Checkpointer,
+        check: RestoreCheck,
+        end: RunEnd | None = None,
     ) -> None:
         self.finished = False
+        self._end = end
+        self._ends_stable = False  # the last step before a decay, which is to be kept
         self._trainer, self._schedule = trainer, schedule
         self._checkpointer, self._check = checkpointer, check
         self._is_best = False
@@ -303,6 +314,11 @@ class SaveAndStop(TrainerCallback):
             self._schedule.pace.step(is_free=decision.uploader_idle)
         self._trainer.judge(decision.figures)  # first: a step to skip must leave nothing in a checkpoint
         self._due_by_time, self._uploader_idle = decision.due_by_time, decision.uploader_idle
+        if decision.ends:
+            self._decide_end(step)
+        if self._end:
+            self.finished = step >= self._end.last_step
+            self._ends_stable = step == self._end.stable_until
         watchdog.heartbeat("rows", step + 1)
         # The same in all ranks: one that saved alone would wait for the others forever.
         self._stopping = decision.stop or step >= self._schedule.target
@@ -310,6 +326,17 @@ class SaveAndStop(TrainerCallback):
         control.should_training_stop = control.should_training_stop or (self._stopping and not control.should_evaluate)
         if not ends_epoch(trainer_state) and self._is_due(step):
             control.should_save = True
+
+    def _decide_end(self, step: int) -> None:
+        """Has the run end in time for its budget; all ranks must call it."""
+        checkpointer, plan = self._checkpointer, self._schedule.plan
+        decide = checkpointer.committer.decide_end if checkpointer.committer else None
+        end = self._trainer.ranks.on_first(lambda: decide(step) if decide else None)
+        if end is None:
+            return
+        self._end = end
+        self._schedule = replace(self._schedule, target=min(self._schedule.target, end.last_step))
+        self._trainer.end_at(end.last_step, -(-end.last_step // plan.steps_per_epoch))
 
     def on_epoch_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Saves what waited for the epoch's end, and ignores an end that is only the chunk's."""
@@ -358,7 +385,7 @@ class SaveAndStop(TrainerCallback):
         pending.digests = self._check.digests()
         if own.carried:
             pending.digests[user_state.PART] = user_state.digest(own.carried)
-        pending.must_keep = self._is_best
+        pending.must_keep = self._is_best or self._ends_stable
         meta = CheckpointMeta(
             digest=pending.digests["state"],
             state=pending.digests,
@@ -369,8 +396,10 @@ class SaveAndStop(TrainerCallback):
         )
         if trainer.skipped:
             meta = meta.model_copy(update={"skips": list(trainer.skipped)})
+        if self._end:
+            meta = meta.model_copy(update={"end": self._end.span})
         self._checkpointer.save(pending, meta)
-        self._is_best, self._saved_step = False, trainer_state.global_step
+        self._is_best, self._ends_stable, self._saved_step = False, False, trainer_state.global_step
         self._saved_at, self._overdue, self._due_by_time = time.monotonic(), False, False
         if self._schedule.pace:
             self._schedule.pace.saved()
@@ -389,7 +418,7 @@ class SaveAndStop(TrainerCallback):
 
     def _is_due(self, step: int) -> bool:
         """Tells whether to save now; a checkpoint that becomes due during an upload waits for its end."""
-        if self._stopping:
+        if self._stopping or self._ends_stable:
             return True
         self._overdue = self._overdue or self._due_by_time or self._schedule.is_due(step)
         return self._overdue and self._uploader_idle
@@ -414,10 +443,16 @@ def resumption(restored: FetchedCheckpoint | None, context: TrainContext) -> Res
         takeover=ForkOverrides.of(restored.folder, restored.meta),
         ranks=theirs.world_size,
         strategy=theirs.strategy,
+        max_steps=saved_max_steps(restored) if restored.meta.end != context.store.end else None,
         # With virtual workers a checkpoint is as of one process, whatever the number of ranks.
         is_reshaped=theirs.world_size != context.ranks.size and not context.recipe.parallel.virtual_workers,
         skips=skips,
     )
+
+
+def saved_max_steps(restored: FetchedCheckpoint) -> int:
+    with open(os.path.join(restored.folder, "trainer_state.json"), encoding="utf-8") as file:
+        return int(json.load(file)["max_steps"])
 
 
 def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Recipe) -> str:
@@ -534,7 +569,7 @@ def assemble(
         keep_best=recipe.export.checkpoint == "best",
     )
     check = RestoreCheck(trainer, checkpointer, replicated=not recipe.parallel.is_sharded)
-    save = SaveAndStop(trainer, schedule, checkpointer, check)
+    save = SaveAndStop(trainer, schedule, checkpointer, check, context.end)
     return Assembly(checkpointer, check, save, report)
 
 

@@ -640,7 +640,7 @@ def prepare(
     context = resolve_micro_batch(context, tokens, folders, output_dir)
     setup = trainer_setup(
         context.recipe,
-        context.plan,
+        context.span,
         tokens,
         folders,
         output_dir,

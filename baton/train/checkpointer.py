@@ -25,10 +25,11 @@ from baton.checkpoint.signatures import manifest_digest
 from baton.checkpoint.staging import PendingCheckpoint, Staging, SupersededError
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, Parent, chained
 from baton.errors import BatonError, ExactnessError, UnavailableError
-from baton.runs.documents import ChunkAttempt, Progress, RunCost, StagePhase, Transfer
+from baton.runs.documents import ChunkAttempt, Progress, RunCost, RunEnd, StagePhase, Transfer
 from baton.runs.run import Run, now
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.runtime import RetryAttempt, Work, backoff, retry
+from baton.train.budget import BudgetWatch, decide
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import Watchdog
 from baton.train.preemption import PreemptionWatch
@@ -179,12 +180,14 @@ class ProgressNotes:
     def __init__(self, run: Run, chunk: int) -> None:
         self.run, self.chunk = run, chunk
         self.step = self._from_step = 0
+        self.before: Progress | None = None  # the last note, of the process before
+        self.costs: Callable[[], dict[str, float]] = dict  # what a note has of the run's budget
         self._began = time.monotonic()
         self._ended = threading.Event()
 
     def lost(self, restored_step: int) -> Lost:
         """Returns the work lost beyond the checkpoint restored now, up to the last note."""
-        note = self.run.read(Progress)
+        note = self.before = self.run.read(Progress)
         if note is None or note.step <= restored_step:
             return Lost()
         steps = note.step - restored_step
@@ -213,7 +216,8 @@ class ProgressNotes:
             noted = self.step
             pace = (time.monotonic() - self._began) / (noted - self._from_step)
             try:
-                self.run.write(Progress(step=noted, chunk=self.chunk, seconds_per_step=pace, at=now()))
+                note = Progress(step=noted, chunk=self.chunk, seconds_per_step=pace, at=now(), **self.costs())
+                self.run.write(note)
             except BatonError as error:
                 logger.warning("progress was not noted: %s", error.message)
 
@@ -228,6 +232,7 @@ class Accounting:
     lost: Lost
     restarts: int = 0  # processes of the run that were lost and replaced in their pod
     stalls: list[float] = field(default_factory=list)  # seconds that each checkpoint held training
+    budget: BudgetWatch | None = None
 
     @classmethod
     def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
@@ -244,6 +249,7 @@ class Accounting:
             lost_steps=self.before.lost_steps + self.lost.steps,
             lost_seconds=self.before.lost_seconds + self.lost.seconds,
             restarts=self.restarts,
+            **({"device_seconds": self.budget.device_seconds} if self.budget else {}),
         )
 
     def figures(self) -> dict[str, object]:
@@ -280,8 +286,13 @@ class Committer:
         self.parent: Checkpoint | None = restored.checkpoint if restored else None
         self.accounting = Accounting.of(context, restored.meta.work if restored else None, self.start_step)
         self.accounting.progress.step = self.start_step
+        if context.recipe.budget:
+            budget = BudgetWatch(context, self.accounting.before, self.accounting.progress.before)
+            self.accounting.before = self.accounting.before.model_copy(update={"started": budget.started})
+            self.accounting.budget, self.accounting.progress.costs = budget, budget.costs
         self.lost_race = restored is not None and restored.is_target  # another process has committed the target
-        self.finished = False  # early stopping has ended the run
+        self.finished = False  # early stopping or the budget has ended the run
+        self.end = context.end
         self._cache = context.cache
         chunks = context.recipe.chunks
         self.uploader = Uploader(context.store, self._on_commit, max_unsaved=chunks.max_unsaved_seconds)
@@ -296,6 +307,8 @@ class Committer:
     def on_first_step(self) -> None:
         self._context.clock.enter(StagePhase.TRAIN)
         self._saved_at = time.monotonic()
+        if self.accounting.budget:
+            self.accounting.budget.on_first_step()
         lost = self.accounting.lost.steps
         if self.start_step or lost:
             events.emit(events.TrainingResumed(chunk=self._context.index, step=self.start_step, repeated=lost))
@@ -350,7 +363,26 @@ class Committer:
         self.accounting.progress.step = step
         self.uploader.raise_failure()
         waits = self._context.recipe.chunks.wait_for_commit
-        return StepDecision(self.lost_race, due_by_time, waits or self.uploader.is_idle)
+        overhead = 2 * max(self.accounting.stalls, default=0.0)  # of the saves before and after the decay
+        budget = self.accounting.budget
+        ends = bool(budget and not self.end and budget.is_due(step, overhead))
+        return StepDecision(self.lost_race, due_by_time, waits or self.uploader.is_idle, ends)
+
+    def decide_end(self, step: int) -> RunEnd | None:
+        """Commits the run's end after a step; None where the store does not answer, as the next step may decide."""
+        assert self.accounting.budget
+        try:
+            end = self.end = decide(self._context, self.accounting.budget.end_after(step))
+        except UnavailableError as error:
+            logger.warning("the run's end was not decided: %s", error.message)
+            return None
+        self._context.store.end = end.span
+        events.emit(events.EndDecided(step=end.last_step, stable_until=end.stable_until, reason=end.reason))
+        if not end.is_decayed:
+            self._context.run.warn(
+                f"{end.reason}: training ends at step {end.last_step}, and the learning rate has not decayed"
+            )
+        return end
 
     def make_way(self, step: int) -> None:
         self._context.clock.enter(StagePhase.SAVE, step=step)
@@ -470,6 +502,7 @@ class StepDecision:
     stop: bool = False  # save and end the chunk here
     due_by_time: bool = False
     uploader_idle: bool = False  # a checkpoint captured now is sent at once
+    ends: bool = False  # the run's end is to be decided, for its budget
     figures: Sequence[Sequence[float]] = ()  # by rank
 
 
@@ -501,12 +534,13 @@ class Checkpointer:
         """Makes the ranks' common decision after each step, or raises a commit's failure; all have as many figures."""
         ours = self.committer.judge(step, due_by_time) if self.committer else StepDecision()
         stop = ours.stop or self._watch.notice is not None
-        numbers = [stop, ours.due_by_time, ours.uploader_idle, *figures]
+        numbers = [stop, ours.due_by_time, ours.uploader_idle, ours.ends, *figures]
         # One gather a step for everything that ranks must agree on. Any machine's notice stops all; the rest is decided
         # by the first rank: clocks differ, only it has an uploader, and all must save at the same step.
         rows = self._ranks.gather_numbers([float(number) for number in numbers])
-        told = [row[3:] for row in rows] if figures else ()
-        decision = StepDecision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]), told)
+        told = [row[4:] for row in rows] if figures else ()
+        due_by_time, uploader_idle, ends = map(bool, rows[0][1:4])
+        decision = StepDecision(any(row[0] for row in rows), due_by_time, uploader_idle, ends, told)
         if decision.stop:  # the same in all ranks, so that all gather once more or none does
             self.is_preempted()
         return decision

@@ -87,8 +87,9 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
     index, target, reached = context.index, context.target, committer.reached
     ending, notice = Ending.DONE, checkpointer.notice
     if committer.finished:
-        logger.info("evaluation has stopped improving at step %d: the run ends here", reached)
-        events.emit(events.Finished(chunk=index, step=reached))
+        reason = committer.end.reason if committer.end else None
+        logger.info("%s: the run ends here, at step %d", reason or "evaluation has stopped improving", reached)
+        events.emit(events.Finished(chunk=index, step=reached, reason=reason))
         ending = Ending.FINISHED
     elif committer.lost_race:
         ending = Ending.ALREADY_DONE

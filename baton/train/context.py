@@ -14,7 +14,7 @@ from baton import events
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import StagePhase
+from baton.runs.documents import RunEnd, RunInfo, StagePhase
 from baton.runs.plan import Plan
 from baton.runs.run import Run, state_identity
 from baton.store.cache import NodeCache
@@ -75,6 +75,7 @@ class TrainContext:
     identity: str  # digest of recipe, data, model, code and plan, which a checkpoint must have to be resumed
     ranks: Ranks
     clock: Clock
+    end: RunEnd | None = None  # decided for the budget, before this chunk was opened
     kept: Kept | None = None  # of a process that trains other trials too
 
     @property
@@ -86,23 +87,34 @@ class TrainContext:
         """Reads a chunk from the store; `UserError` if it does not exist or this Baton cannot continue the run."""
         clock = clock or Clock()  # before the first request
         run = Run.open(run_uri)
-        run.require_continued()
+        info = run.need(RunInfo)
+        run.require_continued(info)
         recipe, plan = run.resolved_recipe(), run.plan()
         slots = plan.slots(recipe.chunks.spare)
         if not 1 <= index <= slots:
             raise UserError(f"chunk {index} does not exist; the run has {slots}, spare ones included.")
+        end, store = None, CheckpointStore.of(run, recipe)
+        if recipe.budget or info.voided:
+            end, store.withdraws = run.end(info), True
+            store.end = end.span if end else None
         return cls(
             run=run,
             recipe=recipe,
             plan=plan,
-            store=CheckpointStore.of(run, recipe),
+            store=store,
             index=index,
-            target=plan.target(index),
+            target=min(plan.target(index), end.last_step) if end else plan.target(index),
+            end=end,
             identity=state_identity(run, recipe, plan),
             ranks=Ranks.here(),
             clock=clock,
             kept=kept,
         )
+
+    @property
+    def span(self) -> Plan:
+        """The plan with the last step that holds now."""
+        return self.plan.until(self.end.last_step) if self.end else self.plan
 
     def resolved_again(self) -> TrainContext:
         """Returns the chunk with values found out for the run since it was opened, which are part of the identity."""

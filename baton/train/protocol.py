@@ -46,6 +46,7 @@ class Resumption:
     takeover: ForkOverrides | None = None
     ranks: int = 1  # as many made the checkpoint
     strategy: str = "ddp"  # by which they had split the state
+    max_steps: int | None = None  # as saved, where the run's end has moved since
     is_reshaped: bool = False  # made by another number of ranks than resume
     skips: tuple[int, ...] = ()  # found by the run's guard, in order, without the recipe's own
 
@@ -78,6 +79,10 @@ class ChunkTrainer(Upstream):
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:
         """Sets the attributes that only a chunk knows, before its callbacks are made."""
+        raise NotImplementedError
+
+    def end_at(self, last_step: int, epochs: int) -> None:
+        """Ends the run at an earlier step, in a pass over the rows, as if it had been given as `max_steps`."""
         raise NotImplementedError
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:

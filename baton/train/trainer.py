@@ -19,7 +19,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import Sampler
-from transformers import set_seed
+from transformers import get_scheduler, set_seed
 from transformers.trainer import OPTIMIZER_NAME
 
 from baton.checkpoint import staging
@@ -27,6 +27,7 @@ from baton.checkpoint.digest import tree_digest
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
 from baton.models import rng, trainable
+from baton.recipe.training import DECAYS
 from baton.train import samplers
 from baton.train.distributed import Ranks, Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
@@ -56,6 +57,17 @@ class ExactResume(ChunkTrainer):
         # One process may read the parts that several have written.
         if self.args.world_size == 1 and resumption.strategy != "ddp" and resumption.is_reshaped:
             self.__class__ = exact_class(type(self), [LoadFromShards])
+
+    def end_at(self, last_step: int, epochs: int) -> None:
+        self.args.max_steps = self.state.max_steps = last_step
+        self.state.num_train_epochs = epochs
+        if self.recipe.training.lr_scheduler == DECAYS:
+            # The shape alone, by another optimizer: the schedule itself keeps its place.
+            other = torch.optim.SGD([torch.zeros(1)])
+            warmup, options = self.args.get_warmup_steps(last_step), self.args.lr_scheduler_kwargs
+            made = get_scheduler(self.args.lr_scheduler_type, other, warmup, last_step, options)
+            schedule: Any = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # behind DeepSpeed's
+            schedule.lr_lambdas = made.lr_lambdas * len(schedule.lr_lambdas)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers 5.23 restores it before or after the first batch is fetched, and draws from it in between: the

@@ -18,6 +18,7 @@ from baton.checkpoint.chain import ChainCheck
 from baton.checkpoint.signatures import sign
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
+from baton.recipe.budget import Budget
 from baton.runs import documents, objects
 from baton.runs.documents import PinnedModels, Skip, SplitData, TokenizedRows
 from baton.runs.outcomes import EvaluationResult
@@ -144,6 +145,24 @@ def test_a_skip_is_sealed_at_once(run: Run) -> None:
         raise UserError("its process ends here.")
     with seals.stage(run, objects.CHUNK, 1):
         assert run.skips() == [skip]
+
+
+def test_a_planted_end_is_not_obeyed_and_gives_way(run: Run) -> None:
+    budget = Budget(limit="1h")
+    planted, ours = (
+        documents.RunEnd(stable_until=step, last_step=step + 4, is_decayed=True, reason="budget.limit", budget=budget)
+        for step in (1, 5)
+    )
+    run.write(planted, 1)
+    info = documents.RunInfo(recipe={}, created="2026-11-27T00:00:00Z")
+    is_signed = signing.trusted_here() is not None
+    with seals.stage(run, objects.CHUNK, 1):
+        assert run.end(info) == (None if is_signed else planted)
+        first = run.decide_end(info, ours)
+        assert first == (ours if is_signed else planted)
+        assert run.decide_end(info, planted) == first
+    with seals.stage(run, objects.CHUNK, 2):
+        assert run.end(info) == first
 
 
 def test_seals_follow_each_other(run: Run) -> None:

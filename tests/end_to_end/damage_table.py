@@ -27,6 +27,7 @@ ABSENT = {
     "failure.json": "of a sweep's trial",
     "fork.json": "of a fork",
     "hub.json": "needs the hub",
+    "ends/end-*.json": "of a budget",
     "losses.json": "of a loss that Kubeflow's cache must know",
     "metrics/*.jsonl": "of a tracker",
     "micro_batch.json": "needs a GPU",

@@ -12,6 +12,7 @@ NAMES = {
     "proof/chunk-003.json": "proof/chunk-*.json",
     "proof/restored-00000012.json": "proof/restored-*.json",
     "skips/step-00000012.json": "skips/step-*.json",
+    "ends/end-001.json": "ends/end-*.json",
     "scores/chunk-001.json": "scores/chunk-*.json",
     "checkpoints/step-00000004": "checkpoints/step-*",
     "records/train-chunk-001-1795732895106-6771983726bf.json": "records/*.json",

@@ -187,11 +187,13 @@ class RunPlanter:
     def plant(self, path: Path) -> Planted:
         """An object that no stage wrote, where one would be read."""
         run = self.sealed.store / self.sealed.run.path()
+        end = {"stable_until": 1, "last_step": 2, "is_decayed": True, "reason": "", "budget": {"limit": "1h"}}
         skip = {"step": 2, "chunk": 1, "reason": "loss", "message": "step 2 has the loss 9"}
         name, document = self.random.choice(
             [
                 ("skips/step-00000002.json", skip),
                 ("micro_batch.json", {"micro_batch_size": 1}),
+                ("ends/end-001.json", end),
                 ("lr_find.json", {"learning_rate": 0.5}),
                 ("fork.json", {"parent": "x", "step": 1, "warm": False}),
                 ("trial.json", {"sweep": "s", "id": "t000", "metric": "loss"}),

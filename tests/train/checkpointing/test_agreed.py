@@ -199,13 +199,15 @@ def one(tmp_path: Path) -> Iterator[Callable[..., Checkpointer]]:
 
 NOTHING = StepDecision(stop=False, due_by_time=False, uploader_idle=False)
 AGREED: dict[str, tuple[StepDecision, list[float], StepDecision]] = {
-    "nothing": (NOTHING, [0, 0, 0], NOTHING),
-    "the first stops": (StepDecision(stop=True), [0, 0, 0], StepDecision(stop=True)),
-    "the other stops": (NOTHING, [1, 0, 0], StepDecision(stop=True)),
-    "the first is late": (StepDecision(due_by_time=True), [0, 0, 0], StepDecision(due_by_time=True)),
-    "the other is late": (NOTHING, [0, 1, 0], NOTHING),
-    "the first's uploader is idle": (StepDecision(uploader_idle=True), [0, 0, 0], StepDecision(uploader_idle=True)),
-    "the other has none": (NOTHING, [0, 0, 1], NOTHING),
+    "nothing": (NOTHING, [0, 0, 0, 0], NOTHING),
+    "the first stops": (StepDecision(stop=True), [0, 0, 0, 0], StepDecision(stop=True)),
+    "the other stops": (NOTHING, [1, 0, 0, 0], StepDecision(stop=True)),
+    "the first is late": (StepDecision(due_by_time=True), [0, 0, 0, 0], StepDecision(due_by_time=True)),
+    "the other is late": (NOTHING, [0, 1, 0, 0], NOTHING),
+    "the first's uploader is idle": (StepDecision(uploader_idle=True), [0, 0, 0, 0], StepDecision(uploader_idle=True)),
+    "the other has none": (NOTHING, [0, 0, 1, 0], NOTHING),
+    "the first's budget ends": (StepDecision(ends=True), [0, 0, 0, 0], StepDecision(ends=True)),
+    "the other's budget ends": (NOTHING, [0, 0, 0, 1], NOTHING),
 }
 """What the first has decided, what the other tells → what both do."""
 
@@ -221,8 +223,8 @@ def test_any_rank_ends_the_chunk_and_the_first_decides_the_rest(case: str, one: 
 
 
 def test_a_rank_without_a_committer_decides_nothing(one: Callable[..., Checkpointer]) -> None:
-    assert one([0, 0, 0]).agree(3, due_by_time=True) == NOTHING
-    decision = one([0, 0, 0, 5.0, 6.0]).agree(3, due_by_time=True, figures=(1.5, 2.5))
+    assert one([0, 0, 0, 0]).agree(3, due_by_time=True) == NOTHING
+    decision = one([0, 0, 0, 0, 5.0, 6.0]).agree(3, due_by_time=True, figures=(1.5, 2.5))
     assert decision.figures == [[1.5, 2.5], [5.0, 6.0]]
 
 
@@ -237,10 +239,10 @@ def test_a_notice_of_another_machine_is_known_here_and_kept(one: Callable[..., C
 
 
 def test_ranks_that_end_the_chunk_know_why(one: Callable[..., Checkpointer]) -> None:
-    checkpointer = one([1, 0, 0], notice="SIGTERM")
+    checkpointer = one([1, 0, 0, 0], notice="SIGTERM")
     assert checkpointer.agree(3, due_by_time=False).stop
     assert checkpointer.notice == "SIGTERM"
-    checkpointer = one([0, 0, 0], notice="SIGTERM")
+    checkpointer = one([0, 0, 0, 0], notice="SIGTERM")
     assert not checkpointer.agree(3, due_by_time=False).stop
     assert checkpointer.notice is None, "else each step would gather twice"
 
