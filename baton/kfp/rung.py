@@ -146,7 +146,7 @@ class RungTrainer:
         request = self.sweep.request(trial)
         if self._notice or (request is not None and request.state == "stop"):
             return False
-        # A chunk whose checkpoint was not checked is entered again: it finds all done, or makes what is damaged again.
+        # Without a check of its checkpoint a chunk is entered again: it finds all done, or repairs damage.
         if seals.has_ended(run, index):
             return True
         for attempt in range(1, TRIES + 1):
