@@ -21,6 +21,7 @@ REASONS = {
     "baton/source/prepare.py:check_model": "pods may reach a store that this machine does not",
     "baton/doctor.py:_rights": "the check of the store itself tells it",
     "baton/kubeflow/connection.py:is_new": "the endpoint's refusal of the token before is raised",
+    "baton/kubeflow/connection.py:_tasks": "an API up to 2.17 has no tasks; its stages are listed with the run",
     "baton/kubeflow/run_status.py:_in_its_own_words": "Kubernetes' words stay where the store is out of reach",
     "baton/kubeflow/run_status.py:_workflow": "the second API tells stages where the first is closed",
     "baton/train/user_state.py:_unknown": "its iterators count as changed each time",

@@ -105,6 +105,11 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     ),
     (events.Partial(1, 3, 4, "SIGTERM"), {"chunk": 1, "step": 3, "of": 4, "notice": "SIGTERM"}),
     (events.Finished(1, 4), {"chunk": 1, "step": 4}),
+    (
+        events.Finished(1, 4, "budget.limit: 6h"),
+        {"chunk": 1, "step": 4, "reason": "budget.limit: 6h"},
+    ),
+    (events.EndDecided(4, 2, "budget.limit: 6h"), {"step": 4, "stable_until": 2, "reason": "budget.limit: 6h"}),
     (events.Stopped(1, 4), {"chunk": 1, "step": 4}),
 ]
 """Event → its fields on the wire, in their order."""

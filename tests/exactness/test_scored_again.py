@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.checkpoint import seals
 from baton.runs.outcomes import TrialInfo, TrialScore
 from baton.runs.run import Run
 from tests.exactness import matrix
@@ -24,11 +25,14 @@ SLOW = [
 
 
 def _scores(run: Run, legs: Any, leave_out: tuple[str, ...] = ()) -> Any:
-    """Runs the chunk, which is scored where it has no score, and takes the score away again."""
+    """Runs the chunk, which is scored where it has no score, and takes the score away again, with the chunk's seal."""
     code, printed = legs.leg(legs.chunk, run.uri, 1, leave_out)
     assert code == 0, printed
     document = run.require(TrialScore.file_name(1))
     run.storage.remove(run.path(TrialScore.file_name(1)))
+    for number in seals.numbers(run):
+        if seals.read_seal(run, number, None).stage.startswith("train-chunk"):
+            run.storage.remove(seals.path_of(run, number))
     return {name: value for name, value in document.items() if name not in ("at", "seconds")}
 
 
