@@ -193,8 +193,15 @@ def _parts(rows: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
     return [Part(name, color, seconds, seconds / whole) for name, color, seconds in rows if seconds > 0 and whole > 0]
 
 
+def _ends(report: RunReport) -> Sequence[int]:
+    """Returns the steps at which chunks end; of a run that stopped early those that it reached."""
+    if report.stopped_before is None:
+        return report.targets
+    return [*(end for end in report.targets if end < report.steps), report.steps]
+
+
 def _end(report: RunReport) -> float:
-    return max([*report.targets, *(entry["step"] for entry in report.losses[-1:]), 1])
+    return max([*_ends(report), *(entry["step"] for entry in report.losses[-1:]), 1])
 
 
 def _marks(report: RunReport) -> list[Mark]:
@@ -203,7 +210,7 @@ def _marks(report: RunReport) -> list[Mark]:
         for outcome in ("partial", "killed")
     )
     return [
-        *plots.chunk_marks(report.targets),
+        *plots.chunk_marks(_ends(report)),
         *(Mark(at=step, color="purple") for step in preempted),
         *(Mark(at=step, color="bad", text="✗") for step in killed),
         *(Mark(at=step, color="amber") for step in report.skipped),
@@ -374,7 +381,7 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
         return ("warn" if report.state in ("interrupted", "stopped") else "good"), _progress(report)
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
-    extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"
+    extent = f"in {count(report.steps, 'step')} over {count(len(_ends(report)), 'chunk')}"
     if report.stopped_before:
         spending = report.spending or {}
         why = "for its budget" if "last_step" in spending else "as evaluation did not improve"

@@ -105,6 +105,6 @@ class Budget(Section):
         return f"budget.by: {self.by}" if self.ends_at is not None and moment > self.ends_at else None
 
     def cost(self, device_seconds: float) -> str:
-        """Returns device time in the limit's unit."""
+        """Returns device time in the limit's unit: money, or hours to a few digits."""
         hours = device_seconds / 3600
-        return f"{hours * (self.price or 0.0):.2f} {self.currency}" if self.currency else f"{hours:.2f} device-hours"
+        return f"{hours * (self.price or 0.0):.2f} {self.currency}" if self.currency else f"{hours:.3g} device-hours"

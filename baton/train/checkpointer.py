@@ -380,7 +380,7 @@ class Committer:
         events.emit(events.EndDecided(step=end.last_step, stable_until=end.stable_until, reason=end.reason))
         if not end.is_decayed:
             self._context.run.warn(
-                f"{end.reason}: training ends at step {end.last_step}, and the learning rate has not decayed"
+                f"training ends at step {end.last_step} for {end.reason}, and the learning rate has not decayed"
             )
         return end
 
