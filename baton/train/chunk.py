@@ -49,6 +49,7 @@ class Outcome:
     step: int = 0
     digest: str = ""
     interrupted: str = ""
+    notice: str = ""  # of a preemption, also one that came too late to end the chunk early
 
     @property
     def is_done(self) -> bool:
@@ -101,7 +102,7 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
         ending = Ending.PARTIAL
     # After the last commit: a process killed before this line has no record, but its checkpoint counts.
     record_attempt(context, ending, committer.start_step, reached, committer.accounting.figures())
-    return Outcome.at(ending, context.store, committer.parent)
+    return replace(Outcome.at(ending, context.store, committer.parent), notice=notice or "")
 
 
 def record_attempt(

@@ -65,6 +65,9 @@ def take_turns(
             if outcome.ending is Ending.PARTIAL:
                 raise BatonError(f"this machine is preempted; trial {turn.trial} is saved at step {outcome.step}.")
             events.emit(replace(turn, state="done"))
+            if outcome.notice:  # in the chunk's last step
+                events.emit(events.Partial(turn.chunk, outcome.step, outcome.step, outcome.notice))
+                raise BatonError(f"this machine is preempted; trial {turn.trial} has ended chunk {turn.chunk}.")
             clock.restart()
 
 
