@@ -5,6 +5,7 @@ them: another that begins meanwhile has an engine in a process of its own.
 """
 
 import builtins
+import collections
 import contextlib
 import io
 import json
@@ -141,15 +142,11 @@ def run(
     on_event: Callable[[events.Event], None],
     in_containers: Recipe | None = None,  # its paths absolute; stages are then containers of its image
 ) -> None:
-    """Runs a compiled pipeline to its end; output other than events goes to the log called `name`."""
+    """Runs a compiled pipeline to its end; output other than events goes to the log called `name`.
+
+    Of stages that run at once, one at a time has `on_event`.
+    """
     from kfp import components, local
-
-    failures: list[events.Error] = []
-
-    def heard(event: events.Event) -> None:
-        if isinstance(event, events.Error):
-            failures.append(event)
-        on_event(event)
 
     log_path = os.path.join(machine.cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
@@ -161,7 +158,9 @@ def run(
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} run {name}\n")
         local.init(containers or local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
-        with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
+        lines = _Lines(on_event, log)
+        failures = lines.failures
+        with _captured(lines), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
             for may_repair in (True, False):
                 try:
                     pipeline(**arguments)
@@ -185,26 +184,48 @@ _RULE = re.compile(r"-{20,}$")
 
 
 class _Lines(io.TextIOBase):
-    """A text stream that tells events from ordinary output; the log has both, without kfp's own lines."""
+    """A text stream that tells events from ordinary output; the log has both, without kfp's own lines.
 
-    def __init__(self, heard: Callable[[events.Event], None], log: TextIO) -> None:
-        self._heard, self._log, self._rest = heard, log, ""
-        self._skips = False  # within a block of outputs
+    One event at a time is heard. No writer waits for another: it may be a thread that who hears an event waits for.
+    """
+
+    def __init__(self, on_event: Callable[[events.Event], None], log: TextIO) -> None:
+        self.failures: list[events.Error] = []
+        self._on_event, self._log = on_event, log
+        self._of_task = _OfTask()
+        self._unheard: collections.deque[events.Event] = collections.deque()
+        self._hearing = threading.Lock()
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        of_task = self._of_task
+        *lines, of_task.rest = (of_task.rest + text).split("\n")
         for line in lines:
             if event := events.parse(line):
-                self._heard(event)
+                if isinstance(event, events.Error):
+                    self.failures.append(event)
+                self._unheard.append(event)
                 self._log.write(f"{time.strftime('%H:%M:%S')} {event}\n")
             elif _RULE.match(line):
-                self._skips = False
+                of_task.skips = False
             elif engine := _OF_KFP.match(line):
-                self._skips = bool(engine[1])
-            elif line and not self._skips:
+                of_task.skips = bool(engine[1])
+            elif line and not of_task.skips:
                 self._log.write(line + "\n")
         self._log.flush()
+        while self._unheard and self._hearing.acquire(blocking=False):
+            try:
+                while self._unheard:
+                    self._on_event(self._unheard.popleft())
+            finally:
+                self._hearing.release()
         return len(text)
+
+
+class _OfTask(threading.local):
+    """State of a task's output; kfp gives each of several tasks at once a thread."""
+
+    rest = ""  # begun line
+    skips = False  # within a block of outputs
 
 
 @contextlib.contextmanager

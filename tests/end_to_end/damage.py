@@ -8,6 +8,7 @@ A start is `baton run` through the local engine. Its stages run in its process: 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import hashlib
 import importlib
@@ -312,6 +313,8 @@ class Subject:
 _folder = Path(sys.argv[-1])
 failures: list[BaseException | None] = []
 """Errors of stages in this process."""
+HANGS = 600
+"""Seconds after which a start ends with its threads' frames; most take three, a sweep's a minute."""
 CAUSE = "cause.json"
 """The last error of a stage in a process of its own."""
 
@@ -513,6 +516,7 @@ def _serve(name: str, folder: Path) -> None:
             with open(folder / "output.log", "wb", buffering=0) as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
+                faulthandler.dump_traceback_later(HANGS, exit=True)
                 try:
                     outcome = _start(name, folder)
                 except BaseException:
@@ -520,6 +524,9 @@ def _serve(name: str, folder: Path) -> None:
             answer.write_text(json.dumps(vars(outcome)))
             os._exit(0)
         os.waitpid(child, 0)
+        if not answer.exists():
+            printed = (folder / "output.log").read_text(encoding="utf-8", errors="replace")
+            answer.write_text(json.dumps(vars(Outcome(broken=f"ended without an answer: {printed[-9000:]}"))))
         os.write(output, answer.read_bytes() + b"\n")
         answer.unlink()
 
