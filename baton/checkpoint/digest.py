@@ -33,7 +33,10 @@ class TensorHash:
         self._hash = xxhash.xxh3_128(f"{dtype}{shape}".encode())
 
     def update(self, values: torch.Tensor) -> None:
-        flat = values.detach().cpu().contiguous()
+        flat = values.detach()
+        if flat.is_cuda:  # to locked memory, which CUDA copies to directly and torch uses again
+            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
+        flat = flat.cpu().contiguous()
         self._hash.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
 
     def digest(self) -> bytes:

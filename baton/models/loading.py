@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from baton.checkpoint.chain import CHAIN_FILE
 from baton.errors import UserError, suggest
 from baton.machine import cache_dir
 from baton.models import chat, gguf_file, trainable, user_code, vocabulary
@@ -19,7 +20,9 @@ from baton.recipe import extras
 from baton.recipe.model import FromScratch
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Store
+from baton.runs.run import EXPORTED
 from baton.store import bundle
+from baton.store.manifest import usable_manifest
 from baton.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -102,6 +105,10 @@ def local_model(base: str, revision: str | None = None, *, weights: bool = True,
     """
     if file := gguf_file.find(base, revision):
         return gguf_file.local_folder(file, store, weights=weights)
+    if exported := EXPORTED.fullmatch(base):  # a damaged one is made again under another attempt's name
+        storage = Storage(exported["store"])
+        if manifest := usable_manifest(storage, exported["prefix"]):
+            base = storage.uri(manifest.path(exported["prefix"]))
     if os.path.isdir(base):
         return os.path.abspath(base)
     if "://" in base:
@@ -126,7 +133,8 @@ def model_identity(folder: str) -> str:
     digest = hashlib.sha256()
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if os.path.isfile(path) and name.endswith(IDENTITY):
+        # The seals of an export grow with each one that is made of the same model.
+        if os.path.isfile(path) and name.endswith(IDENTITY) and name != CHAIN_FILE:
             digest.update(f"{name} {bundle.file_sha256(path)}\n".encode())
     return digest.hexdigest()
 

@@ -165,10 +165,12 @@ class Training(Methods):
     lr_find: LRFind | None = None
     """Find the learning rate in a stage of its own."""
     lr_scheduler: Literal[
-        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-        "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
+        "auto", "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
+        "inverse_sqrt", "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+        "warmup_stable_decay", "greedy",
     ] = "linear"  # fmt: skip
-    """Schedule over the whole run, independent of chunks, by its Transformers name."""
+    """Schedule over the whole run, independent of chunks, by its Transformers name. `auto`: with `budget`
+    `warmup_stable_decay`, whose decay takes a tenth of `max_steps`, else `linear`."""
     lr_scheduler_options: dict[str, Any] = {}
     """Options of the schedule, by their Transformers names, such as `{num_cycles: 3}` or `{min_lr_rate: 0.1}`."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0

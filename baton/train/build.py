@@ -160,6 +160,10 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     # third of a small model's step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    # Else torch's compiler times kernels and takes the fastest: on an H200, chunks ended on other bits than one run.
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = str(int(deterministic))
+    if inductor := sys.modules.get("torch._inductor.config"):  # which has read it
+        inductor.deterministic = deterministic  # type: ignore[attr-defined]
     if tf32:
         # Before Transformers does it, so that the fingerprint has it when a checkpoint is compared; and by this call,
         # as after Transformers' alone torch refuses to tell the precision, which `max-autotune` asks for.
@@ -607,8 +611,6 @@ def _try(recipe: Recipe, plan: Plan, tokens: ChunkTokens, folders: Mapping[str, 
 
 
 def _forget() -> None:
-    if "bitsandbytes" in sys.modules:
-        sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     # Of the whole process: a trial's settings would hold for the chunk's own trainer.

@@ -249,7 +249,7 @@ class Accounting:
             lost_steps=self.before.lost_steps + self.lost.steps,
             lost_seconds=self.before.lost_seconds + self.lost.seconds,
             restarts=self.restarts,
-            **({"device_seconds": self.budget.device_seconds} if self.budget else {}),
+            **(self.budget.spent() if self.budget else {}),
         )
 
     def figures(self) -> dict[str, object]:
@@ -343,6 +343,9 @@ class Committer:
         elif not lost.steps:
             return
         seconds[StagePhase.TRAIN] = seconds.get(StagePhase.TRAIN, 0.0) + lost.seconds
+        note = self.accounting.progress.before if context.recipe.budget else None
+        if note and began == step:  # no checkpoint of its own tells its start
+            seconds[StagePhase.START] = max(note.process_seconds - lost.seconds, 0.0)
         killed = ChunkAttempt(
             outcome="killed",
             from_step=began,
@@ -352,6 +355,8 @@ class Committer:
             lost_steps=lost.steps,
             lost_seconds=lost.seconds,
         )
+        if note:
+            killed = killed.model_copy(update={"price": note.price})
         run.record(f"train-chunk-{chunk:03d}", {"chunk": chunk, **killed.to_json()})
         if restored:
             # Read back in whole, and compared with the state in memory.
@@ -366,6 +371,8 @@ class Committer:
         overhead = 2 * max(self.accounting.stalls, default=0.0)  # of the saves before and after the decay
         budget = self.accounting.budget
         ends = bool(budget and not self.end and budget.is_due(step, overhead))
+        if budget and not self.end and not ends and (foreseen := budget.foresee(step, overhead)):
+            events.emit(foreseen)
         return StepDecision(self.lost_race, due_by_time, waits or self.uploader.is_idle, ends)
 
     def decide_end(self, step: int) -> RunEnd | None:
@@ -447,9 +454,12 @@ class Committer:
 
     def live(self) -> dict[str, float]:
         """Returns the chunk's progress, by the names in `live.LIVE_GAUGES`."""
-        work = self.accounting.work(self._context.clock.trained())
+        work, step = self.accounting.work(self._context.clock.trained()), self.accounting.progress.step
+        last = self.end.last_step if self.end else self._context.plan.num_steps
+        budget = self.accounting.budget.figures(max(last - step, 0)) if self.accounting.budget else {}
         return {
-            "step": self.accounting.progress.step,
+            **budget,
+            "step": step,
             "target_step": self._context.target,
             "checkpoint_step": self.reached,
             "unsaved_seconds": time.monotonic() - self._saved_at,

@@ -133,7 +133,11 @@ LIVE_GAUGES = {
     "goodput": ("baton_goodput_ratio", "Share of the time since the run's first chunk began that went into training."),
     "lost_steps": ("baton_lost_steps", "Steps of this run that were trained, not saved, and trained again."),
     "restarts": ("baton_process_restarts", "Processes of this run that were lost and started again in their pod."),
+    "budget_spent": ("baton_budget_spent", "Cost of the run so far, in the unit of its limit."),
+    "budget_predicted": ("baton_budget_predicted", "Cost of the whole run at its pace, in the unit of its limit."),
 }
+BUDGET = ("budget_spent", "budget_predicted")
+"""Live figures that are logged as well."""
 
 PHASE_GAUGE = ("baton_chunk_phase_seconds", "Time of this chunk by phase: start, import, fetch, build, train, save, …")
 
@@ -286,8 +290,8 @@ class LiveReport(TrainerCallback):
 
     stateless = True
 
-    def __init__(self, meter: Meter, sinks: Sequence[Sink]) -> None:
-        self._meter, self._sinks = meter, sinks
+    def __init__(self, meter: Meter, sinks: Sequence[Sink], live: Callable[[], dict[str, float]]) -> None:
+        self._meter, self._sinks, self._live = meter, sinks, live
 
     def on_train_begin(
         self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
@@ -300,6 +304,7 @@ class LiveReport(TrainerCallback):
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         if "loss" in logs:
             numbers |= self._meter.read(state.global_step)
+            numbers |= {name: value for name, value in self._live().items() if name in BUDGET}
         self.tell(numbers, state.global_step)
 
     def tell(self, numbers: Mapping[str, float], step: int) -> None:
@@ -458,7 +463,7 @@ def attach_observers(
             trainable=count_parameters(weight for weight in weights if weight.requires_grad),
         ),
     )
-    report = LiveReport(Meter(run, recipe, context.ranks.size), open_sinks(observed))
+    report = LiveReport(Meter(run, recipe, context.ranks.size), open_sinks(observed), live)
     trainer.add_callback(report)
     if recipe.evaluation.write_every:
         tick = trainer.watchdog.tick

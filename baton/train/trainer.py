@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import Sampler
+from torch.utils.serialization import config
 from transformers import get_scheduler, set_seed
 from transformers.trainer import OPTIMIZER_NAME
 
@@ -33,6 +34,7 @@ from baton.train.distributed import Ranks, Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.reshard import LoadFromShards
 
+BLOCK = 256  # numbers that share a scale in bitsandbytes' state of 8 bits
 PAGED = 100_000  # numbers of a weight from which on bitsandbytes pages its state
 # In messages of writers that are not Python's: the folder is full.
 NO_ROOM = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "StorageFull")
@@ -68,6 +70,22 @@ class ExactResume(ChunkTrainer):
             made = get_scheduler(self.args.lr_scheduler_type, other, warmup, last_step, options)
             schedule: Any = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # behind DeepSpeed's
             schedule.lr_lambdas = made.lr_lambdas * len(schedule.lr_lambdas)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None and self.recipe.training.uses_bitsandbytes:
+            from bitsandbytes.optim import GlobalOptimManager
+
+            # Of the whole process: settings of an earlier trainer's weights would hold for these.
+            manager = GlobalOptimManager.get_instance()
+            manager.initialize()
+            if self.recipe.training.optimizer.endswith("ademamix_8bit"):
+                # bitsandbytes 0.50 counts the blocks of two averages in one row: without whole blocks, the last of the
+                # first and the first of the second have one scale, which a GPU writes in any order.
+                for module in self.model.modules():
+                    for name, weight in module.named_parameters(recurse=False):
+                        if weight.numel() % BLOCK:
+                            manager.register_module_override(module, name, {"optim_bits": 32})
+        return super().create_optimizer(model)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers 5.23 restores it before or after the first batch is fetched, and draws from it in between: the
@@ -109,6 +127,8 @@ class ExactResume(ChunkTrainer):
             self.args.output_dir = os.path.dirname(pending.folder)
             self._send = pending.send if pending.writer else None
             failure: Exception | None = None
+            # From a GPU to locked memory, which CUDA copies to directly and torch uses again.
+            config.save.use_pinned_memory_for_d2h = torch.cuda.is_available()
             try:
                 self.write_checkpoint(model, trial)
                 self._join_weights()
@@ -241,10 +261,11 @@ def free_load_memory(optimizer: Any) -> Iterator[None]:
 def page_state(optimizer: Any) -> None:
     """Pages loaded state: bitsandbytes pages only state that it makes."""
     functional = sys.modules["bitsandbytes"].functional
+    paged = set(map(id, optimizer.page_mng.paged_tensors))  # loaded ones are marked, too: they were when saved
     for weight, values in optimizer.state.items():
         for name in {"state1", "state2"} & values.keys():
             value = values[name]
-            if weight.numel() >= PAGED and not getattr(value, "is_paged", False):
+            if weight.numel() >= PAGED and id(value) not in paged:
                 values[name] = functional.get_paged(*value.shape, dtype=value.dtype, device=weight.device).copy_(value)
                 optimizer.page_mng.paged_tensors.append(values[name])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +32,14 @@ from tests.support import tiny, without
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
 
 
+COMPILER = "TORCHINDUCTOR_DETERMINISTIC"
+
+
 @contextmanager
 def as_before() -> Iterator[None]:
     """Puts back what an attempt sets for the whole process."""
     deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    compiler, inductor = os.environ.get(COMPILER), sys.modules.get("torch._inductor.config")
     crc, precision = torch.serialization.get_crc32_options(), torch.get_float32_matmul_precision()
     try:
         yield
@@ -42,6 +48,9 @@ def as_before() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.serialization.set_crc32_options(crc)
         torch.set_float32_matmul_precision(precision)
+        os.environ[COMPILER] = compiler or "0"
+        if inductor:
+            inductor.deterministic = compiler == "1"  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,12 @@ def test_products_are_rounded_where_the_recipe_says_so(tf32: str, precision: str
 def test_a_recipe_may_do_without_determinism(deterministic: bool) -> None:
     adapt_machine(None, Ranks(), recipe(f"training.deterministic={str(deterministic).lower()}"))
     assert torch.are_deterministic_algorithms_enabled() is deterministic
+    from torch._inductor import config
+
+    assert config.deterministic is deterministic
+    command = [sys.executable, "-c", "from torch._inductor import config; print(config.deterministic)"]
+    read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert read == str(deterministic)  # by a process that imports it later
 
 
 def test_virtual_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_the_runs_folder_holds_what_was_logged(
     run.create(recipe)
     run.put("tokens.json", {"prefix": "data/x/tokens", "tokens": 480, "train": 24})
     observed = ObservedChunk(run=run, recipe=recipe, index=1, folder=str(tmp_path), live=dict, seconds=dict)
-    report = LiveReport(Meter(run, recipe), [WandbRun(observed, "my-project")])
+    report = LiveReport(Meter(run, recipe), [WandbRun(observed, "my-project")], dict)
     trainer.add_callback(report)
     trainer.train()
     report.close()

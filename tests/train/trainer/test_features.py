@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Trainer
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from baton.train.protocol import ChunkTrainer, Resumption
 from tests.support import tiny
@@ -63,6 +64,29 @@ def test_a_chunk_adds_what_its_checkpoint_asks_for(
     before = names(trainer)
     begin(trainer, resumption)
     assert names(trainer) == [*expected, *before]
+
+
+@pytest.mark.parametrize(("optimizer", "of_head"), [("ademamix_8bit", "float32"), ("adamw_bnb_8bit", "uint8")])
+def test_weights_without_whole_blocks_have_ademamix_averages_of_32_bits(
+    optimizer: str, of_head: str, tiny_base: str, tmp_path: Path
+) -> None:
+    """On a GPU, both averages would write one scale, in any order."""
+    trainer = composed(tiny_base, tmp_path, {**TEXT, "optimizer": optimizer})
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=256, num_attention_heads=1, num_hidden_layers=1
+    )
+    model = trainer.model = LlamaForCausalLM(config)
+    steps = trainer.create_optimizer()
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    steps.step()
+
+    def kind(weight: torch.nn.Parameter) -> str:
+        return str(steps.state[weight]["state1"].dtype).removeprefix("torch.")
+
+    assert model.lm_head.weight.numel() % 256
+    assert kind(model.lm_head.weight) == of_head
+    assert kind(model.model.layers[0].mlp.gate_proj.weight) == "uint8"
 
 
 def test_what_is_not_upstreams_has_no_name_of_upstreams() -> None:

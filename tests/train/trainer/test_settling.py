@@ -66,13 +66,18 @@ def test_large_state_is_paged_and_keeps_its_values(kind: str, pages: Callable[[]
 
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_a_checkpoint_is_loaded_to_pages(
-    pages: Callable[[], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+    pages: Callable[[], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As on a GPU, which is not there: what is loaded waits in the host's memory."""
     first, resumed = stepped("PagedAdamW32bit", 300), stepped("PagedAdamW32bit", 300)
     first.step()
     assert tree_digest(resumed.state_dict()) != tree_digest(first.state_dict())
-    saved = copy.deepcopy(first.state_dict())
+    for value in next(iter(first.state.values())).values():
+        if isinstance(value, torch.Tensor):
+            value.is_paged = True  # as on a GPU; a file keeps it
+    torch.save(first.state_dict(), tmp_path / "optimizer.pt")
+    saved = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    assert saved["state"][0]["__bnb_optimizer_quant_state__"]["state1"].is_paged
     optimizer = SimpleNamespace(optimizer=resumed, load_state_dict=lambda state: resumed.load_state_dict(state))
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
@@ -81,6 +86,7 @@ def test_a_checkpoint_is_loaded_to_pages(
             assert resumed.load_state_dict.keywords == {"move_to_device": False}
             optimizer.load_state_dict(saved)
     assert len(paged) == 2
+    assert {id(page) for page in paged} <= {id(value) for value in next(iter(resumed.state.values())).values()}
     assert "load_state_dict" not in vars(resumed)
     assert tree_digest(resumed.state_dict()) == tree_digest(first.state_dict())
 
