@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.exactness.matrix import LORA, NEW_TOKENS, WRITES, Cell, dropping
+from tests.exactness.matrix import LORA, NEW_TOKENS, SCRATCH, WRITES, Cell, dropping
 
 GPU: dict[str, Any] = {"resources": {"gpus": 1}}
 QLORA: dict[str, Any] = {"adapter": {**LORA, "dropout": 0.1}, "model": {"quantization": {"compute_dtype": "bfloat16"}}}
+PAGED: dict[str, Any] = {**SCRATCH, "from_scratch": {**SCRATCH["from_scratch"], "hidden_size": 256}}
+"""A model with weights of 100,000 numbers and more, the fewest whose optimizer state bitsandbytes pages, and a head
+whose numbers fill no whole blocks of 256."""
 RNG = ("rng",)
 BITS, LIGER, FLASH = "bitsandbytes", "liger_kernel", "flash_attn"
 PIP = {BITS: "bitsandbytes", LIGER: "liger-kernel", FLASH: "flash-attn"}
@@ -84,7 +87,7 @@ def _in_few_bits() -> Iterator[GPUCell]:
     yield _cell("sft", "lora", "8 bit", eight, needs=RNG, package=BITS)
     for optimizer in ("adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "paged_ademamix_8bit"):
         why = "its pages are CUDA's" if optimizer == "paged_ademamix_8bit" else ""
-        changes = _training(optimizer=optimizer)
+        changes = {"model": PAGED, **_training(optimizer=optimizer)}
         yield _cell("sft", "full", optimizer.replace("_", " "), changes, package=BITS, no_half=why)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.exactness.conftest import base_model, grid, legs  # noqa: F401
+from tests.gpu import wheels
 
 HAS_GPU = torch.cuda.is_available()
 ROWS = "BATON_GPU_ROWS"
@@ -51,6 +52,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         "why": why,
         "figures": [value for name, value in report.user_properties if name == "figure"],
         "seconds": report.duration,
+        "commit": wheels.commit(),
     }
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -84,6 +84,7 @@ def main() -> int:
     chosen = [part for part in parts() if not given.only or part.title in given.only]
     if not chosen:
         sys.exit(f"make gpu-evidence: --only takes {', '.join(repr(part.title) for part in parts())}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the tests end, too
     until, code = time.monotonic() + 60 * given.minutes, 0
     for part in chosen:
         left = until - time.monotonic()
@@ -91,8 +92,10 @@ def main() -> int:
             print(f"{part.title}: not begun, {left:.0f} s left; run again to go on", flush=True)
             code = code or 3
             continue
-        code = code or run(part, given.folder, min(left, PART_SECONDS))
-        write(given.folder, is_dry=given.dry)
+        try:
+            code = run(part, given.folder, min(left, PART_SECONDS)) or code
+        finally:
+            write(given.folder, is_dry=given.dry)
     print(f"{given.folder}/{NAME}.md, {NAME}.json")
     return code
 
@@ -171,7 +174,6 @@ def write(folder: Path, *, is_dry: bool) -> None:
         found[part.title] = {"seconds": seconds, "rows": read_rows(rows)}
     document = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": wheels.commit(),
         "dry": is_dry,
         "cores": len(os.sched_getaffinity(0)),
         **machine(),
@@ -184,7 +186,7 @@ def write(folder: Path, *, is_dry: bool) -> None:
 def publish(folder: Path) -> None:
     """Writes page and JSON of a folder into the docs."""
     document = json.loads((folder / f"{NAME}.json").read_text(encoding="utf-8"))
-    if document["dry"] or document["commit"].endswith(("-dirty", "unknown")):
+    if document["dry"] or any(commit.endswith(("-dirty", "unknown")) for commit in _commits(document)):
         sys.exit(f"make gpu-evidence: {folder} is of a dry run, or of no commit; nothing is published.")
     (DOCS / f"{NAME}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (DOCS / f"{NAME}.md").write_text(page(document), encoding="utf-8")
@@ -194,17 +196,22 @@ def page(document: Mapping[str, Any]) -> str:
     """Returns the page in Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     note = "**A dry run on a CPU with tiny models: it shows that the command works.**\n\n" if document["dry"] else ""
+    commits = _commits(document)
     sections = "".join(_section(title, part) for title, part in document["parts"].items())
     return f"""# Evidence from a GPU
 
 <!-- Written by `make gpu-evidence`. -->
 
-{note}{document["device"]}, {document["cores"]} cores. {document["created"][:10]}, commit {document["commit"]}.
+{note}{document["device"]}, {document["cores"]} cores. {document["created"][:10]}, commit {" and ".join(commits)}.
 Versions: {versions}.
 
 Each cell of the matrix trains once without a stop and once in resumed chunks; state and losses must be equal, byte for
 byte. Without the part in its control, the weights must differ. Models of published sizes have random weights.
 {sections}"""
+
+
+def _commits(document: Mapping[str, Any]) -> list[str]:
+    return sorted({row["commit"] for part in document["parts"].values() for row in part["rows"]}) or ["unknown"]
 
 
 def _section(title: str, part: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ from tests.gpu.conftest import HAS_GPU
 
 SIZES_GB = "BATON_GPU_SIZES"
 """Environment variable: GB of the checkpoints that are saved and restored."""
+CHUNKS = "BATON_GPU_CHUNKS"
+"""Environment variable: killed chunks of a model of a published size, in place of 20."""
 HELD = 1.5
 """Memory that training takes for a byte of checkpoint: gradients and activations on the GPU."""
 COPIES = 3
@@ -77,7 +79,7 @@ def sized() -> dict[str, Sized]:
     eight = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
     half |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True}
     eight |= {"intermediate_size": 14336, "vocab_size": 128256}
-    chunks = 20
+    chunks = int(os.environ.get(CHUNKS, "20"))
     if not HAS_GPU:
         chunks, tiny = 4, {"head_dim": 16, "intermediate_size": 64, "vocab_size": 512}
         tiny |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}

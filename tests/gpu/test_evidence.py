@@ -48,8 +48,8 @@ def test_builds_for_other_devices_do_not_travel(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_cell_runs_with_what_is_there_and_what_comes_alone(tmp_path: Path) -> None:
-    allowed, site = {*wheels.THERE, *wheels.FROM_LOCK}, tmp_path / "site"
+def test_cells_run_with_what_is_there_and_what_comes_alone(tmp_path: Path) -> None:
+    allowed, site = {*wheels.THERE, *wheels.FROM_LOCK}, tmp_path / "site-packages"
     site.mkdir()
     for each in metadata.distributions():
         if each.name.lower().replace("_", "-") not in allowed:
@@ -59,13 +59,15 @@ def test_a_cell_runs_with_what_is_there_and_what_comes_alone(tmp_path: Path) -> 
                 (site / name).symlink_to(each.locate_file(name))
     wheels.name_tree(site)
     command = [sys.executable, "-S", "-m", "pytest", "-q", *evidence.ARGUMENTS, "-p", "no:xdist"]
-    tests = [f"{evidence.MATRIX}::test_chunks_end_on_the_bits_of_one_run[sft-lora-nf4]"]
+    cells = ("sft-lora-nf4", "pretrain-full-cuda-sdpa")  # plain text has its languages told
+    tests = [f"{evidence.MATRIX}::test_chunks_end_on_the_bits_of_one_run[{cell}]" for cell in cells]
+    tests += [f"{evidence.MEASURES}::test_beside_plain_trl_and_what_determinism_costs"]
     paths = {"PYTHONPATH": f"{site}{os.pathsep}{wheels.ROOT}", "BATON_CACHE": str(tmp_path / "cache")}
     ran = subprocess.run(
         [*command, *tests], cwd=wheels.ROOT, env={**os.environ, **paths}, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "1 passed" in ran.stdout
+    assert "3 passed" in ran.stdout
 
 
 @pytest.mark.slow
@@ -87,12 +89,13 @@ def test_a_part_without_time_is_stopped(tmp_path: Path) -> None:
     assert not evidence.rows_of(PROBE, tmp_path).exists()
 
 
-def document(**changes: Any) -> dict[str, Any]:
+def document(commit: str = "abc", **changes: Any) -> dict[str, Any]:
+    figures = [["step", "5 ms", "≤ 10 %"], ["peak", "1 GB", ""]]
     rows = [
-        {"name": "b", "outcome": "failed", "why": "AssertionError: x | y", "figures": []},
-        {"name": "a", "outcome": "passed", "why": "", "figures": [["step", "5 ms", "≤ 10 %"], ["peak", "1 GB", ""]]},
+        {"name": "b", "outcome": "failed", "why": "AssertionError: x | y", "figures": [], "commit": "abc"},
+        {"name": "a", "outcome": "passed", "why": "", "figures": figures, "commit": commit},
     ]
-    about = {"created": "2026-01-02T03:04:05Z", "commit": "abc", "dry": False, "cores": 2, "device": "H100"}
+    about = {"created": "2026-01-02T03:04:05Z", "dry": False, "cores": 2, "device": "H100"}
     parts = {"0.6 B": {"seconds": 90.0, "rows": rows}, "memory": {"seconds": 0.0, "rows": []}}
     return {**about, "versions": {"torch": "2"}, "parts": parts, **changes}
 
@@ -103,6 +106,8 @@ def test_the_page_has_every_figure_and_every_failure() -> None:
     assert "| a | passed | step | 5 ms | ≤ 10 % |\n| a | passed | peak | 1 GB |  |\n| b | failed |  |" in text
     assert "AssertionError: x \\| y" in text
     assert "## Memory\n\nNot run.\n" in text
+    assert "commit abc.\n" in text
+    assert "commit abc and def.\n" in evidence.page(document("def"))
     assert "dry run" not in text
     assert "dry run" in evidence.page(document(dry=True))
 
@@ -121,3 +126,16 @@ def test_only_evidence_of_a_commit_is_published(
     (tmp_path / f"{evidence.NAME}.json").write_text(json.dumps(document()))
     evidence.publish(tmp_path)
     assert sorted(os.listdir(evidence.DOCS)) == [f"{evidence.NAME}.json", f"{evidence.NAME}.md"]
+
+
+@pytest.mark.parametrize(("code", "expected"), [("x = 1\n", "abc"), ("x = 2\n", "unknown")], ids=["same", "other"])
+def test_a_tree_without_its_history_has_the_commit_that_it_was_fetched_for(
+    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheels, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "baton").mkdir()
+    (tmp_path / "baton/part.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / wheels.COMMIT).write_text(f"abc {wheels.tree_digest()}", encoding="utf-8")
+    (tmp_path / "baton/part.py").write_text(code, encoding="utf-8")
+    assert wheels.commit(tmp_path) == expected

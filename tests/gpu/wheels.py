@@ -7,6 +7,7 @@ machine has.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -20,13 +21,13 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "gpu-wheels"
 SITE = ROOT / "build" / "gpu-site"
 COMMIT = "commit.txt"
-"""File in the folder with the commit of the tree that fetched it: the tree may travel without git."""
+"""File in the folder with the commit and digest of the tree that fetched it, which may travel without its history."""
 LIMIT = 60 * 2**20
 """Bytes that the folder may have."""
 FROM_LOCK = (
-    "annotated-types", "bitsandbytes", "datasets", "dill", "httpcore2", "httpx2", "huggingface-hub", "multiprocess",
-    "obstore", "peft", "pydantic", "pydantic-core", "rensa", "transformers", "trl", "truststore", "typing-inspection",
-    "zstandard",
+    "annotated-types", "bitsandbytes", "datasets", "detect-secrets", "dill", "httpcore2", "httpx2", "huggingface-hub",
+    "multiprocess", "obstore", "peft", "py3langid", "pydantic", "pydantic-core", "rensa", "transformers", "trl",
+    "truststore", "typing-inspection", "zstandard",
 )  # fmt: skip
 """Packages that training and its tests import and the machine lacks, or has too old; versions are the lock's."""
 THERE = (
@@ -60,7 +61,7 @@ def fetch(folder: Path, python: str) -> int:
     subprocess.run([sys.executable, "-m", "pip", "download", "-q", "-d", folder, *options, *requirements()], check=True)
     for wheel in folder.glob("bitsandbytes-*.whl"):
         _strip(wheel)
-    (folder / COMMIT).write_text(commit(), encoding="utf-8")
+    (folder / COMMIT).write_text(f"{commit()} {tree_digest()}", encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
     if size > LIMIT:
         raise SystemExit(f"{folder} has {size / 2**20:.0f} MiB, at most {LIMIT / 2**20:.0f} may travel.")
@@ -86,16 +87,28 @@ def _record(wheel: zipfile.ZipFile, kept: tuple[str, ...]) -> str:
 
 
 def commit(folder: Path = FOLDER) -> str:
-    """Returns the commit of this tree, `-dirty` with changes; without git, the one of a folder of wheels."""
+    """Returns the commit of this tree, `-dirty` with changes; of a tree that travelled, where it was fetched for."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
+        here = git("rev-parse", "--short=12", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
-        noted = folder / COMMIT
-        return noted.read_text(encoding="utf-8") if noted.exists() else "unknown"
+        here = "unknown"
+    noted = folder / COMMIT
+    if here.endswith(("-dirty", "unknown")) and noted.exists():
+        name, _, digest = noted.read_text(encoding="utf-8").partition(" ")
+        return name if digest == tree_digest() else here
+    return here
+
+
+def tree_digest() -> str:
+    """Returns a digest of the code of this tree."""
+    whole = hashlib.sha256()
+    for path in sorted(path for folder in ("baton", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")):
+        whole.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return whole.hexdigest()
 
 
 def install(folder: Path = FOLDER, site: Path = SITE) -> Path:
