@@ -246,6 +246,7 @@ class Retraining(Event, kind="retraining"):
     summary: str | None = None
     gate: list[dict[str, Any]] | None = None  # each condition of the gate in words, and whether it held
     model_uri: str | None = None
+    bill: str | None = None  # of a run with a budget
 
 
 class Prepares(Event, kind="prepares"):
@@ -434,6 +435,14 @@ class Finished(Event, kind="finished"):
     chunk: int
     step: int
     reason: str | None = None  # setting of the budget that has ended it
+
+
+class EndForeseen(Event, kind="end_foreseen"):
+    """At the pace so far, the budget ends the run at about a step."""
+
+    step: int
+    of: int
+    reason: str
 
 
 class EndDecided(Event, kind="end_decided"):

@@ -30,6 +30,7 @@ from baton.recipe import load
 from baton.recipe.data import DataSource
 from baton.recipe.recipe import Recipe
 from baton.runs import lineage
+from baton.runs.bill import bill
 from baton.runs.documents import SplitData
 from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, GateVerdict, ModelMeta, RetrainNote
 from baton.runs.run import Run, identity, now
@@ -102,6 +103,7 @@ def promote_or_keep(run_uri: str) -> str:
         report_uri=storage.uri(run.path("report.html")),
         summary=evaluation.summary,
         gate=[{"words": line.words, "held": line.held} for line in gate.lines],
+        bill=paid.words if (paid := bill(run)) else None,
     )
     if gate.passed:
         promoted = lineage.accept(storage, note.model, note.number, _accepted(run, note, evaluation.summary))

@@ -1,5 +1,6 @@
 """The pipeline that fine-tunes a model, by stages and chunks; compiling imports neither torch nor transformers."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -17,14 +18,16 @@ from baton.components.gate.component import gate, reject
 from baton.components.lr_find.component import lr_find
 from baton.components.report.component import report
 from baton.components.tokenize.component import tokenize, tokenize_shard
-from baton.components.train_chunk.component import train_chunk
+from baton.components.train_chunk.component import train_chunk, train_chunk_placed
 from baton.kfp import pod
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
+from baton.runs.capacity import SPOT
 from baton.store import sources
 
 Value: TypeAlias = PipelineChannel | str  # address, name or baton: a parameter, an output or a constant
+Nodes: TypeAlias = PipelineChannel | dict[str, object] | None  # labels of a chunk's nodes, with `capacity: spot-first`
 GROUP = 8  # chunks of a graph; more are spread over several
 
 
@@ -35,6 +38,21 @@ class Graph(NamedTuple):
     of: Callable[..., dsl.PipelineTask]
 
 
+class GroupOutputs(NamedTuple):
+    """Values from graph to graph of chunks with `capacity: spot-first`."""
+
+    Output: str
+    nodes: dict[str, object]  # kfp reads the types
+
+
+class Line(NamedTuple):
+    """Values of the last of several chunks, and the last check of a checkpoint."""
+
+    baton: Value
+    verified: dsl.PipelineTask | None
+    nodes: Nodes
+
+
 Placed = Callable[..., dsl.PipelineTask]  # names a task and sets its pod; `compute=True` where it runs the model
 
 
@@ -43,7 +61,8 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
 
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
-        pod.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
+        stage = "train-chunk" if task.component_spec.name == "train-chunk-placed" else task.component_spec.name
+        pod.on_every_pod(task, recipe.resources, recipe.name, stage)
         pod.with_signatures(task, recipe)
         if compute:
             pod.on_compute_pod(task, recipe)
@@ -57,12 +76,21 @@ def groups(recipe: Recipe) -> list[Graph]:
     last = recipe.slots
 
     def group(first: int, end: int) -> Graph:
-        @dsl.pipeline(name=f"chunks-{first}")
-        def chunks(baton: str) -> str:
+        def added(baton: str, nodes: Nodes = None) -> Line:
             slots = slots_of(recipe, first, end)
-            return line(recipe, baton, slots, placing(recipe), cached_below=last, before=first - 1)[0]
+            return line(recipe, baton, slots, placing(recipe), cached_below=last, before=first - 1, nodes=nodes)
 
-        return Graph(f"chunks {first}–{end}", chunks)
+        def chunks(baton: str) -> str:
+            return added(baton).baton
+
+        def placed_chunks(baton: str, nodes: dict[str, object]) -> GroupOutputs:
+            ended = added(baton, nodes)
+            return GroupOutputs(ended.baton, ended.nodes)  # type: ignore[arg-type]
+
+        graph = dsl.pipeline(placed_chunks if recipe.resources.is_placed else chunks, name=f"chunks-{first}")
+        if recipe.resources.is_placed:  # a selector names the previous chunk
+            _own_executors(graph, str(first))
+        return Graph(f"chunks {first}–{end}", graph)
 
     firsts = range(1, last + 1, GROUP) if last > GROUP else ()
     return [group(first, min(first + GROUP - 1, last)) for first in firsts]
@@ -84,18 +112,25 @@ def line(
     *,
     cached_below: int = 0,
     before: int = 0,
-) -> tuple[Value, dsl.PipelineTask | None]:
+    nodes: Nodes = None,
+) -> Line:
     """Adds train-chunks in a line, each parallel to the check of the previous checkpoint; returns the last of both."""
     verified = None
     for index, name in slots:
         if before:
             verified = one_checkpoint(baton, before, verified, placed)
-        chunk = placed(train_chunk(baton=baton, index=index), name, compute=True)
-        pod.on_chunk(chunk, recipe)
-        if index < cached_below:  # the last one always looks, and trains what others only seem to have left
+        if nodes is None:
+            task = train_chunk(baton=baton, index=index)
+        else:
+            task = train_chunk_placed(baton=baton, index=index, nodes=nodes)
+        chunk = placed(task, name, compute=True)
+        pod.on_chunk(chunk, recipe, nodes)
+        # The last one always looks, and trains what others only seem to have left. A choice of nodes holds once.
+        if index < cached_below and nodes is None:
             pod.with_cache(chunk)
         baton, before = chunk.outputs["Output"], index
-    return baton, verified
+        nodes = nodes and chunk.outputs["next_nodes"]
+    return Line(baton, verified, nodes)
 
 
 def one_checkpoint(baton: Value, index: int, before: dsl.PipelineTask | None, placed: Placed) -> dsl.PipelineTask:
@@ -159,11 +194,6 @@ def _single(recipe: Recipe) -> BaseComponent:
     """Returns the pipeline of one training; its parameters are those that change between runs."""
     training, graphs = recipe.training, inner_graphs(recipe)
 
-    @dsl.pipeline(
-        name=recipe.name,
-        description=f"Trains {recipe.name} in {recipe.num_chunks} chunks, bit for bit.",
-        pipeline_config=pod.run_config(recipe.resources),
-    )
     def pipeline(
         run_name: str = "",
         store: str = ref.encode_text(recipe.store.uri),
@@ -175,6 +205,7 @@ def _single(recipe: Recipe) -> BaseComponent:
         seed: int = recipe.seed,
         batch_size: int = training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
+        nodes: dict[str, object] = first_nodes(recipe),  # noqa: B008 - kfp reads it
     ) -> str:
         """Trains a model in chunks.
 
@@ -189,6 +220,7 @@ def _single(recipe: Recipe) -> BaseComponent:
             seed: Decides the split, initial weights, the order of rows and every random draw.
             batch_size: Rows per optimizer step.
             overrides: Other settings of the recipe by their paths, such as {"training.weight_decay": 0.1}.
+            nodes: Labels of the nodes of the first chunk.
         """
         start = {"source": source, "base_model": base_model, "epochs": epochs, "max_steps": max_steps}
         rest = {"learning_rate": learning_rate, "batch_size": batch_size, "seed": seed, "overrides": overrides}
@@ -201,9 +233,18 @@ def _single(recipe: Recipe) -> BaseComponent:
             **start,
             **rest,
         )
-        return stages(recipe, split, graphs).model
+        return stages(recipe, split, graphs, nodes if recipe.resources.is_placed else None).model
 
-    return pipeline
+    if not recipe.resources.is_placed:
+        signature = inspect.signature(pipeline)
+        kept = [parameter for name, parameter in signature.parameters.items() if name != "nodes"]
+        pipeline.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return dsl.pipeline(
+        pipeline,
+        name=recipe.name,
+        description=f"Trains {recipe.name} in {recipe.num_chunks} chunks, bit for bit.",
+        pipeline_config=pod.run_config(recipe.resources),
+    )
 
 
 def _phased(recipe: Recipe) -> BaseComponent:
@@ -318,16 +359,23 @@ def inner_graphs(recipe: Recipe) -> list[Graph]:
     return [*shards(recipe), *groups(recipe)]
 
 
-def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph]) -> Trained:
-    """Adds the stages of one training, with its `inner_graphs`."""
+def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph], nodes: Nodes = None) -> Trained:
+    """Adds the stages of one training, with its `inner_graphs`; `nodes` are the first chunk's."""
     placed = placing(recipe)
-    trained, verified = _trained(recipe, split, graphs, placed)
+    if recipe.resources.is_placed and nodes is None:
+        nodes = first_nodes(recipe)
+    trained, verified = _trained(recipe, split, graphs, placed, nodes)
     placed(report(baton=trained.baton), "report").after(verified)
     return trained
 
 
+def first_nodes(recipe: Recipe) -> dict[str, object]:
+    """Returns the labels of the first chunk's nodes with `capacity: spot-first`."""
+    return dict(recipe.resources.nodes_of(SPOT))
+
+
 def _trained(
-    recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph], placed: Placed
+    recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph], placed: Placed, nodes: Nodes = None
 ) -> tuple[Trained, dsl.PipelineTask]:
     """Adds all stages but the report; returns their outcome, and the stage that reads back the last checkpoint."""
     # Each stage waits for the previous one by the baton that it passes on unchanged. The cache is safe, as the baton
@@ -345,11 +393,13 @@ def _trained(
         pod.with_cache(trial)
         baton = trial.outputs["Output"]
     last = recipe.slots
-    if graphs:
-        for graph in graphs:
-            baton, verified = graph.of(baton=baton).set_display_name(graph.name).outputs["Output"], None
-    else:
-        baton, verified = line(recipe, baton, slots_of(recipe, 1, last), placed, cached_below=last)
+    verified = None
+    if not graphs:
+        baton, verified, _ = line(recipe, baton, slots_of(recipe, 1, last), placed, cached_below=last, nodes=nodes)
+    for graph in graphs:
+        inputs = {"baton": baton} if nodes is None else {"baton": baton, "nodes": nodes}
+        ended = graph.of(**inputs).set_display_name(graph.name).outputs
+        baton, nodes = ended["Output"], nodes and ended["nodes"]
     # Parallel to the evaluation. A graph ends with its last task, so the last chunk's is never in the chunks' own.
     verified = one_checkpoint(baton, last, verified, placed)
     return judged(recipe, baton, placed), verified

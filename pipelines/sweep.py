@@ -132,7 +132,7 @@ def _rung(recipe: Recipe, rung: PlannedRung, survivors: Value, placed: finetune.
     slots = [(index, f"train chunk {index}") for index in range(rung.first, rung.chunk + 1)]
     slots += [(rung.chunk, f"spare chunk {rung.chunk}")] * recipe.chunks.spare
     with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as trial:
-        baton, verified = finetune.line(recipe, trial, slots, placed)
+        baton, verified, _ = finetune.line(recipe, trial, slots, placed)
         return finetune.one_checkpoint(baton, rung.chunk, verified, placed)
 
 

@@ -14,6 +14,7 @@ BROAD = frozenset({"Exception", "BaseException", "BatonError", "UserError", "Sto
 
 REASONS = {
     "baton/cli/address.py:_run_of": "the text then names a model",
+    "baton/cli/forecast.py:earlier": "a run that cannot be read tells no time: another one, or a probe does",
     "baton/cli/status.py:find": "the endpoint is asked instead",
     "baton/doctor.py:examine_store": "the check of the store itself reports it",
     "baton/pages/publish.py:write": "training continues, and its last stage writes the page",
@@ -44,6 +45,7 @@ REASONS = {
     "baton/train/preemption.py:_look_at_azure": "without a name every event counts",
     "baton/train/build.py:resolve_micro_batch": "another process was first",
     "baton/train/supervisor.py:_import": "training imports the same, and raises",
+    "baton/cli/follow.py:seen": "a healer in the cluster may use a store that is out of reach here",
     "baton/kubeflow/heal.py:look": "one that watches its own run may do without the store",
     "baton/cli/kubeflow.py:ci_report": "the run's own end is told instead",
     "baton/cli/kubeflow.py:_of_run": "its state is told without figures",

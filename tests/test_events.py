@@ -109,6 +109,10 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
         events.Finished(1, 4, "budget.limit: 6h"),
         {"chunk": 1, "step": 4, "reason": "budget.limit: 6h"},
     ),
+    (
+        events.EndForeseen(40, 90, "budget.limit: 6h"),
+        {"step": 40, "of": 90, "reason": "budget.limit: 6h"},
+    ),
     (events.EndDecided(4, 2, "budget.limit: 6h"), {"step": 4, "stable_until": 2, "reason": "budget.limit: 6h"}),
     (events.Stopped(1, 4), {"chunk": 1, "step": 4}),
 ]

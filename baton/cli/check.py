@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.rule import Rule
 
-from baton.cli import data, options, recipes
+from baton.cli import data, forecast, options, recipes
 from baton.cli.display import Display, screen
 from baton.errors import UserError
 from baton.source import prepare
@@ -19,6 +19,7 @@ class Part(StrEnum):
 
     recipe = "recipe"
     rows = "rows"
+    forecast = "forecast"
     machine = "machine"
     cluster = "cluster"
 
@@ -33,6 +34,7 @@ def check(
     report: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Page about the rows to write.", show_default=False)
     ] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Train 20 steps here to forecast time and price.")] = False,
     overrides: options.Overrides = None,
     store: options.Store = None,
     endpoint: options.Endpoint = None,
@@ -43,7 +45,8 @@ def check(
     """Check recipe, rows, machine, store and cluster before a run.
 
     Checks what applies: without RECIPE, machine and store; a cluster where an endpoint is given. Rows are read and
-    tokenized in a temporary store. Exit code: 0 ready, 1 problems, 2 a mistake in the recipe.
+    tokenized in a temporary store. The forecast follows an earlier run of the store, or --probe. Exit code: 0 ready,
+    1 problems, 2 a mistake in the recipe.
     """
     with options.answer(json, trust):
         if overrides and not recipe:
@@ -68,6 +71,16 @@ def check(
                 for each in rows if not json else []:
                     _title("rows")
                     data.print_examined(each)
+            is_single = not (found.recipe.phases or found.recipe.sweep)
+            if probe or (Part.forecast in wanted and is_single):
+                told = forecast.by_probe(found) if probe else forecast.by_earlier(found.localised())
+                if told:
+                    answer["forecast"] = told.to_json()
+                    problems += [] if told.fits else ["budget"]
+                if told and not json:
+                    _title("forecast")
+                    for line in forecast.in_words(found.recipe, told):
+                        typer.echo(line)
         if Part.machine in wanted or (Part.cluster in wanted and endpoint):
             from baton import doctor
 

@@ -261,6 +261,8 @@ def _note(event: events.Event) -> str:
             return f"{event.size} rows per forward pass, {event.accumulation} passes per step"
         case events.Finished():
             return f"{event.reason or 'evaluation has stopped improving'}, the run ends at step {event.step}"
+        case events.EndForeseen():
+            return f"{event.reason}: at this pace the run ends at about step {event.step:,} of {event.of:,}"
         case events.EndDecided():
             return f"{event.reason}: stable until step {event.stable_until}, the run ends at step {event.step}"
         case events.Judged():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
 from collections.abc import Container
 from dataclasses import replace
@@ -139,8 +139,21 @@ def retry(run: str, endpoint: str, namespace: str | None, hours: float | None) -
     return shown if hours is None else shown | to_end(endpoint, remote.run_id, name, namespace, hours)[0]
 
 
-def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> tuple[RunAnswer, RunStatus]:
-    """Waits for a run; returns its state with what failed, `UNKNOWN` where it cannot be followed, and its status."""
+def to_end(
+    endpoint: str, run_id: str, name: str, namespace: str | None, hours: float, *, gives_way: bool = False
+) -> tuple[RunAnswer, RunStatus]:
+    """Waits for a run; returns its state with what failed, `UNKNOWN` where it cannot be followed, and its status.
+
+    With `gives_way` it is submitted again where it waits too long for spot nodes, and ends as canceled.
+    """
+
+    def seen(client: KubeflowClient, run: KubeflowRun) -> None:
+        follow.seen(client, run)
+        if gives_way:
+            with contextlib.suppress(BatonError):  # a healer in the cluster may use a store that is out of reach here
+                if decision := heal.give_way(client, run, namespace):
+                    console.print(f"{name}: {decision.action}: {decision.reason}", soft_wrap=True, markup=False)
+
     try:
         with Follow() as follow:
             state = submit.wait(
@@ -148,7 +161,7 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
                 run_id,
                 timeout_s=hours * 3600,
                 on_state=lambda run, now: console.print(f"{run}: {now.lower()}"),
-                on_run=follow.seen,
+                on_run=seen,
                 namespace=namespace,
                 poll_s=submit.POLL_S,
             )
@@ -185,12 +198,20 @@ def with_retries(
     """Waits for a run, starts it again where a pod was lost, and returns how the last attempt ended."""
     name, run_id = submission.run_name, submission.run_id
     policy = heal.Policy(retries, needs_store=False)
-    for starts in itertools.count():
-        ended, view = to_end(endpoint, run_id, name, namespace, hours)
-        if ended["state"] != "failed" or not view.is_lost or not retries:
+    starts = 0
+    while True:
+        ended, view = to_end(endpoint, run_id, name, namespace, hours, gives_way=bool(retries))
+        is_lost = ended["state"] == "failed" and view.is_lost
+        if not retries or not (is_lost or ended["state"] == "canceled"):
             break
         try:
             client = connection.connect(endpoint, namespace)
+            if not is_lost:
+                if newer := heal.successor(client, run_id, namespace):
+                    run_id = newer
+                    console.print(f"started [bold]{name}[/]: {submit.run_url(endpoint, run_id)}", soft_wrap=True)
+                    continue
+                break
             decision = heal.until_decided(client, run_id, namespace, policy, starts)
         except KeyboardInterrupt:
             ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
@@ -203,6 +224,7 @@ def with_retries(
             if decision.error:
                 ended["error"] = decision.error
             break
+        starts += 1
         if decision.run_id != run_id:
             run_id = decision.run_id
             console.print(f"started [bold]{name}[/]: {submit.run_url(endpoint, run_id)}", soft_wrap=True)

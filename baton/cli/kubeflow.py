@@ -9,7 +9,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from baton import api
-from baton.cli import options
+from baton.cli import forecast, options
 from baton.cli.display import console, note
 from baton.compiler.pipeline_file import Pipeline
 from baton.documents import load
@@ -18,6 +18,7 @@ from baton.events import Retraining
 from baton.local import begun
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
+from baton.runs.bill import bill
 from baton.runs.outcomes import EvaluationResult, ExportedModel, ReportPage
 from baton.runs.run import Run, now
 from baton.source import origin, prepare
@@ -116,6 +117,11 @@ def submit(
 
         changes = options.budgeted(overrides, limit, by)
         loaded = prepare.load(recipe, changes, store=store, chunks=chunks, image=image, here=False)
+        # By an earlier run of its store; a budget below the least is refused.
+        if loaded.recipe.budget and not loaded.recipe.sweep and (told := forecast.by_earlier(loaded.recipe)):
+            forecast.require_budget(loaded.recipe, told)
+            for line in forecast.in_words(loaded.recipe, told):
+                console.print(line, soft_wrap=True)
         submitter = api.Submitter(
             loaded,
             endpoint,
@@ -348,6 +354,7 @@ def _of_run(storage: Storage, recipe: Recipe, submitted: options.RunAnswer) -> R
     run = Run(storage, prepare.last_run_name(recipe, came_to.run))
     try:
         evaluation, exported, page = run.read(EvaluationResult), run.read(ExportedModel), run.read(ReportPage)
+        paid = bill(run)
     except BatonError:
         return came_to
     gate = evaluation.gate.lines if evaluation and evaluation.gate else []
@@ -358,6 +365,7 @@ def _of_run(storage: Storage, recipe: Recipe, submitted: options.RunAnswer) -> R
         gate=[{"words": line.words, "held": line.held} for line in gate],
         model_uri=exported.model_uri if exported and came_to.state == "succeeded" else None,
         report_uri=page.report_uri if page else None,
+        bill=paid.words if paid else None,
     )
 
 
@@ -373,6 +381,8 @@ def _markdown(heading: str, outcome: Retraining, submitted: options.RunAnswer) -
             f"| {line['words'].replace('|', chr(92) + '|')} | {'yes' if line['held'] else '**no**'} |"
             for line in outcome.gate
         ]
+    if outcome.bill:
+        lines += ["", f"Cost {outcome.bill}."]
     lines += ["", *(f"- {what}: `{uri}`" for what, uri in links(outcome))]
     lines += [f"- Kubeflow: {submitted['url']}"] if "url" in submitted else []
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()

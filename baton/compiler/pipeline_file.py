@@ -50,14 +50,20 @@ QuotingDumper.add_implicit_resolver(
 CONTROL = ("condition-", "for-loop-", "exit-handler-")  # prefixes of kfp's own graphs
 
 
-def name_tasks(spec: Spec) -> None:
+def _settings(platform: Spec | None) -> Spec:
+    """Returns the settings of executors on Kubernetes."""
+    found: Spec = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platform else {}
+    return found
+
+
+def name_tasks(spec: Spec, platform: Spec | None) -> None:
     """Gives each task of `spec` an id that no other graph of the pipeline holds; names on the page stay.
 
     An id is the component's name, with the number of the chunk from the second on: `train-chunk-17`. The tasks of a
     phase, of a later bracket and of a sweep's winner begin with its name: `two-evaluate`. Ids of conditions, loops and
     exit handlers end with it: Kubeflow recognises them by their beginning.
     """
-    components: Spec = spec["components"]
+    components, settings = spec["components"], _settings(platform)
     taken: set[str] = set()
 
     def name(graph: Spec, phase: str) -> None:
@@ -71,6 +77,7 @@ def name_tasks(spec: Spec) -> None:
         _refer(graph, ids)
         for task in graph["tasks"].values():
             component = components[task["componentRef"]["name"]]
+            _refer(settings.get(component.get("executorLabel"), {}), ids)
             if inside := component.get("dag"):
                 begins = "start_from" in component.get("inputDefinitions", {}).get("parameters", {})
                 name(inside, task["taskInfo"]["name"] if begins else phase)
@@ -115,7 +122,7 @@ def _refer(node: object, ids: dict[str, str]) -> None:
 def merge_identical(spec: Spec, platform: Spec | None) -> None:
     """Gives tasks with identical components one component, and components with identical containers one container."""
     executors: Spec = spec["deploymentSpec"]["executors"]
-    settings: Spec = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platform else {}
+    settings = _settings(platform)
     kept = _merged(executors, lambda label: [executors[label], settings.get(label)])
     for label in set(settings) - set(executors):
         del settings[label]
@@ -194,8 +201,9 @@ def compile_pipeline(made: BaseComponent, path: str) -> None:
     for executor in spec["deploymentSpec"]["executors"].values():
         command = executor["container"]["command"]
         executor["container"]["command"] = [code_version() if word == CODE else word for word in command]
-    name_tasks(spec)
-    merge_identical(spec, platform[0] if platform else None)
+    settings = platform[0] if platform else None
+    name_tasks(spec, settings)
+    merge_identical(spec, settings)
     with open(path, "w", encoding="utf-8") as file:
         file.write(header)
         yaml.dump_all([spec, *platform], file, QuotingDumper)

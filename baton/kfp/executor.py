@@ -27,7 +27,7 @@ from baton.store.storage import Storage
 
 logger = logging.getLogger("baton")
 Inputs = Mapping[str, str | float]
-NAMES = {"lr_find": "learning-rate finder", "reject": "rejected"}
+NAMES = {"lr_find": "learning-rate finder", "reject": "rejected", "train_chunk_placed": "train chunk"}
 """Stage → its name on Kubeflow's page, where it is not the function's."""
 RETRY = "KFP_RETRY_INDEX"  # environment variable of newer Kubeflows: number of the attempt, from 0
 

@@ -2,6 +2,7 @@
 
 from kfp import kubernetes
 from kfp.dsl import PipelineConfig, PipelineTask
+from kfp.dsl.pipeline_channel import PipelineChannel
 
 from baton.recipe.base import seconds
 from baton.recipe.cluster import Resources
@@ -87,8 +88,10 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
         task.set_memory_request(resources.memory).set_memory_limit(resources.memory)
 
 
-def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Gives a train-chunk the name of the node that it watches, and the port of its figures."""
+def on_chunk(task: PipelineTask, recipe: Recipe, nodes: PipelineChannel | dict[str, object] | None = None) -> None:
+    """Gives a train-chunk its nodes, the name of its own node to watch, and the port of its figures."""
+    if nodes is not None:
+        kubernetes.add_node_selector_json(task, nodes)
     if recipe.chunks.preemption.node_taints:
         kubernetes.use_field_path_as_env(task, env_name="NODE_NAME", field_path="spec.nodeName")
     port = recipe.tracking.prometheus_port

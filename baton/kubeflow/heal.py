@@ -1,6 +1,7 @@
-"""Heals runs on Kubeflow: starts those again that ended for lost pods alone.
+"""Heals runs on Kubeflow: starts those again that ended for lost pods alone, or that wait too long for spot nodes.
 
 `baton kfp heal` heals all runs of a namespace, `baton kfp submit --wait --retries` its own; both decide here.
+A pod that waits keeps its node selector. So a run that gives way to on-demand nodes is submitted again, then canceled.
 Healers need not know of each other. Each start has a number, the times that Kubeflow's run has ended; the healer that
 puts that number's object first starts it:
 
@@ -23,8 +24,10 @@ from baton.documents import NamedDocument
 from baton.errors import BatonError
 from baton.kubeflow import run_status, submit
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError, Spec, TransientError
-from baton.kubeflow.run_status import BROKEN, ENDED, OWN, PATIENCE_S, RunStatus, StageStatus
-from baton.runs.documents import PodLoss
+from baton.kubeflow.run_status import BROKEN, ENDED, GOING_ON, OWN, PATIENCE_S, RunStatus, StageStatus
+from baton.runs import capacity
+from baton.runs.documents import NodeChoice, PodLoss, Progress
+from baton.runs.plan import Plan
 from baton.runs.run import DocumentFolder, chosen_name, now
 from baton.runtime import retry
 from baton.store.storage import Storage
@@ -33,6 +36,10 @@ PAUSE_S = 60.0  # before the second start; each later pause is twice as long
 LONGEST_PAUSE_S = 1800.0
 CLAIM_S = 300.0  # after which a claim that nothing has come of no longer counts
 MOST_RUNS = 400  # of a namespace, the newest
+NODES = "nodes"  # parameter of a pipeline with `capacity: spot-first`: labels of the first chunk's nodes
+WAITS = re.compile("Unschedulable|Kueue: waits")
+SHORTEST_WAIT_S = 120.0  # for spot nodes, however late the run is: one may be booting
+FIRST_WAIT_S = 900.0  # for spot nodes before the run's first step, which tells how long the rest takes
 
 
 class Action(StrEnum):
@@ -41,6 +48,7 @@ class Action(StrEnum):
     REPLACED = "replaced"
     RETRIED = "started again"
     RESUBMITTED = "submitted again"
+    GAVE_WAY = "continues on demand"
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,20 @@ class _Starts(DocumentFolder):
         keys = [match for name in self.storage.list(self.path()) if (match := re.fullmatch(r"(\d+)-(\d+)\.json", name))]
         return {(int(key[1]), int(key[2])): self.need(_Claim, int(key[1]), int(key[2])) for key in keys}
 
+    def claim(self, claims: dict[tuple[int, int], _Claim], end: int) -> float:
+        """Claims the start after an end; returns the seconds that another healer's claim holds, 0 where it is ours."""
+        tries = sorted(number for at, number in claims if at == end)
+        last = claims[end, tries[-1]] if tries else None
+        held_s = CLAIM_S - (_now() - datetime.datetime.fromisoformat(last.at)).total_seconds() if last else 0.0
+        is_ours = held_s <= 0 and self.write_new(_Claim(at=now()), end, len(tries) + 1)
+        return 0.0 if is_ours else max(held_s, submit.POLL_S)
+
 
 def round_of(client: KubeflowClient, namespace: str | None, policy: Policy) -> Iterator[tuple[KubeflowRun, Decision]]:
     """Starts the runs of a namespace again that lost pods alone have ended.
 
-    Yields each failed run of Baton that ended within `Policy.within_s`, and the decision about it.
+    Yields each failed run of Baton that ended within `Policy.within_s`, and each that gives way to on-demand nodes,
+    with the decision about it.
 
     Raises:
         BatonError: the runs cannot be listed.
@@ -91,10 +108,14 @@ def round_of(client: KubeflowClient, namespace: str | None, policy: Policy) -> I
     listed = [replace(run, posted={}) for run in client.runs_of(namespace, MOST_RUNS)]
     for run in listed:
         age_s = (_now() - run.ended_at).total_seconds() if run.ended_at else 0.0
-        if run.state not in BROKEN or run.is_archived or age_s > policy.within_s:
+        if run.state not in (*BROKEN, *GOING_ON) or run.is_archived or age_s > policy.within_s:
             continue
         try:
             whole = client.get_run(run.run_id)
+            if run.state in GOING_ON:
+                if decision := give_way(client, whole, namespace):
+                    yield run, decision
+                continue
             specification = client.specification(whole)
             if not run_status.is_batons(specification):
                 continue
@@ -105,6 +126,59 @@ def round_of(client: KubeflowClient, namespace: str | None, policy: Policy) -> I
         except BatonError as error:
             words = "not known whether it was started again" if isinstance(error, AwayError) else "cannot be judged now"
             yield run, Decision(Action.WAITS, f"{words}: {error.message}", run.run_id, error=str(error))
+
+
+def give_way(client: KubeflowClient, run: KubeflowRun, namespace: str | None) -> Decision | None:
+    """Submits a run again with on-demand nodes if its chunk waits for spot nodes longer than `budget.by` allows.
+
+    Args:
+        client: Of the endpoint.
+        run: The run with its stages, as just asked for.
+        namespace: Kubeflow profile, where there are several.
+
+    Returns:
+        The decision, with the new run's id; None for a run that does not give way.
+
+    Raises:
+        BatonError: the endpoint fails, or the run's store.
+    """
+    specification = client.specification(run)
+    if run.state not in GOING_ON or NODES not in run_status.parameters_of(specification):
+        return None
+    view = run_status.explained(client, run, run_status.stages(client, run))
+    chunk = next((x for x in view.stages if x.trains and x.state in GOING_ON and WAITS.search(x.message or "")), None)
+    if chunk is None or chunk.started is None:
+        return None
+    training = run_status.training_run(run, specification, "")
+    recipe, note = training.recipe(), training.read(Progress) or Progress(step=0)
+    choice, on_demand = training.read(NodeChoice), recipe.resources.nodes_of(capacity.ON_DEMAND)
+    is_first = chunk.name.endswith(" 1")
+    if (run.parameters.get(NODES) if is_first else choice and choice.nodes) == on_demand:
+        return None
+    since = max(chunk.started.timestamp(), datetime.datetime.fromisoformat(note.at).timestamp() if note.at else 0.0)
+    course = capacity.Course.of(recipe, training.need(Plan), note)
+    until = since + FIRST_WAIT_S
+    if course:
+        until = max(note.started + course.spot_until(note.step * note.seconds_per_step), since + SHORTEST_WAIT_S)
+    if time.time() < until:
+        return None
+    moment = datetime.datetime.fromtimestamp(until, datetime.UTC)
+    told = f"{chunk.name} waits for spot nodes, and had time for that until {moment:%H:%M} UTC"
+    # Of a healer that ended between the two requests.
+    newer = _successor(client, run, specification, client.runs_of(namespace, MOST_RUNS))
+    if newer is None:
+        starts_of = _Starts(training.storage, run.run_id)
+        if held_s := starts_of.claim(starts_of.claims(), run.num_ends + 1):
+            return Decision(Action.WAITS, f"{told}; another healer starts it", run.run_id, held_s)
+        newer = client.start_again(run, {**_parameters(run, specification), NODES: on_demand})
+    client.terminate_run(run.run_id)
+    return Decision(Action.GAVE_WAY, told, newer)
+
+
+def successor(client: KubeflowClient, run_id: str, namespace: str | None) -> str | None:
+    """Returns the id of a newer run of Kubeflow that continues the same training, None for none."""
+    run = client.get_run(run_id)
+    return _successor(client, run, client.specification(run), client.runs_of(namespace, MOST_RUNS))
 
 
 def until_decided(client: KubeflowClient, run_id: str, namespace: str | None, policy: Policy, starts: int) -> Decision:
@@ -172,20 +246,19 @@ def look(client: KubeflowClient, run: KubeflowRun, namespace: str | None, policy
     if wait_s > 0:
         return Decision(Action.WAITS, f"{told}; it starts again in {wait_s:.0f} s", run_id, wait_s)
     if known:
-        tries = sorted(number for at, number in claims if at == end)
         # Whoever had an earlier claim may have submitted the run again.
-        if tries and (newer := _successor(client, run, specification, client.runs_of(namespace, MOST_RUNS))):
+        if any(at == end for at, _ in claims) and (
+            newer := _successor(client, run, specification, client.runs_of(namespace, MOST_RUNS))
+        ):
             return Decision(Action.REPLACED, f"run {newer} has taken its place", newer)
-        last = claims[end, tries[-1]] if tries else None
-        held_s = CLAIM_S - (_now() - datetime.datetime.fromisoformat(last.at)).total_seconds() if last else 0.0
         try:
-            is_ours = held_s <= 0 and known.write_new(_Claim(at=now()), end, len(tries) + 1)
+            held_s = known.claim(claims, end)
         except BatonError:
             if policy.needs_store:
                 raise
-            is_ours, known = True, None
-        if not is_ours:
-            return Decision(Action.WAITS, f"{told}; another healer starts it", run_id, max(held_s, submit.POLL_S))
+            held_s, known = 0.0, None
+        if held_s:
+            return Decision(Action.WAITS, f"{told}; another healer starts it", run_id, held_s)
     if _goes_on(client, run):
         return Decision(Action.RETRIED, "somebody has started it", run_id)
     action, goes_on = Action.RETRIED, run_id

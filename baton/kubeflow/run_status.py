@@ -106,6 +106,7 @@ GOING_ON = ("PENDING", "RUNNING")
 PHASES = {"Succeeded": "SUCCEEDED", "Failed": "FAILED", "Error": "FAILED", "Skipped": "SUCCEEDED"}
 """Phase of a stage's last pod → the stage's state; a skipped one was answered by the cache."""
 WAITING, UNKNOWN = "WAITING", "UNKNOWN"
+PLACED = "-placed"  # end of the component's name of a chunk with `capacity: spot-first`
 FROZEN = (
     "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB. The store has later states, "
     "if any; Kubeflow's own page is up to date."
@@ -183,7 +184,8 @@ class StageStatus:
     @property
     def component_name(self) -> str:
         """Name on the label of its pods: without the number of a chunk."""
-        return re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
+        name = re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
+        return name.removesuffix(PLACED)
 
     @property
     def trains(self) -> bool:

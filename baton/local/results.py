@@ -8,6 +8,7 @@ from baton.documents import Json
 from baton.errors import DamagedError
 from baton.local import begun
 from baton.runs import lineage
+from baton.runs.bill import bill
 from baton.runs.documents import RunCost
 from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, RunFailure
 from baton.runs.run import Run
@@ -83,7 +84,7 @@ class Result(TypedDict):
     checkpoints: list[Listed]
     metrics: dict[str, float | None]
     skips: NotRequired[list[Json]]
-    budget: NotRequired[Json]
+    budget: NotRequired[Json]  # with the `bill`, once an attempt has ended
 
 
 def result(run: Run, live_since: lineage.LiveSince = lambda run: None) -> Result:
@@ -116,7 +117,8 @@ def result(run: Run, live_since: lineage.LiveSince = lambda run: None) -> Result
     if skips := run.skips():
         told["skips"] = [skip.to_json() for skip in skips]
     if budget := spending(run, newest.meta.work if newest else RunCost(), told["steps"]):
-        told["budget"] = budget
+        paid = bill(run)
+        told["budget"] = {**budget, "bill": paid.to_json()} if paid else budget
     return told
 
 

@@ -15,6 +15,7 @@ from baton.pages import quality_page
 from baton.pages.html import number
 from baton.recipe import load
 from baton.runs import documents, lineage
+from baton.runs.bill import Bill, bill
 from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run
@@ -98,6 +99,7 @@ class RunReport:
     gpu_use: GpuUse | None = None
     progress: documents.Progress | None = None  # of the chunk that trains just now
     spending: Json | None = None  # of a run with a budget
+    bill: Bill | None = None  # of such a run, once an attempt has ended
 
     @property
     def is_live(self) -> bool:
@@ -264,6 +266,7 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
     committed = list(store.committed(lambda step, _: damaged.append(step)))
     newest = committed[0] if committed else None
     evaluation, trial = run.read(EvaluationResult), run.read(TrialInfo)
+    attempts, records = run.attempts(), run.records()
     return RunReport(
         run=run.name,
         uri=run.uri,
@@ -286,16 +289,17 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
         export=run.read(ExportedModel),
         newest=newest.meta if newest else None,
         log=store.history(newest) if newest else [],
-        attempts=run.attempts(),
+        attempts=attempts,
         restarts=run.restarts(),
         lost_pods=run.lost_pods(),
         skips=run.skips(),
         warnings=run.warnings(),
-        stages=_stages(run.records()),
+        stages=_stages(records),
         proof=_proof(store, committed, damaged),
         family={} if state else _family(run),  # which reads the other runs of the store
         failure=failure,
         spending=spending(run, newest.meta.work if newest else documents.RunCost(), newest.step if newest else 0),
+        bill=bill(run, attempts, records) if recipe.budget else None,
         has_quality_page=run.storage.exists(run.path(quality_page.PAGE)),
         mlflow_url=mlflow_url(run, recipe),
         **state,

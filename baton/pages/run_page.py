@@ -59,6 +59,13 @@ class TimeRow:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class BillRow:
+    label: str
+    parts: Sequence[Part]
+    cost: str
+
+
 def loss_plot(report: RunReport) -> Plot | None:
     train = plots.series(report.losses, "loss")
     in_training = bool(plots.series(report.log, "eval_loss"))
@@ -179,6 +186,27 @@ def attempt_rows(report: RunReport) -> list[TimeRow]:
         )
         for label, seconds, note in rows
     ]
+
+
+def bill_rows(report: RunReport) -> list[BillRow]:
+    """Returns the run's bill, and the price of the same work in other ways."""
+    bill = report.bill
+    if bill is None:
+        return []
+    longest = max(bill.total, bill.on_demand, bill.script)
+    parts = (
+        ("steps kept", "blue", bill.kept),
+        ("steps lost", "bad", bill.lost),
+        ("starts", "muted", bill.starting),
+        ("saving", "green", bill.saving),
+        ("evaluation and export", "sky", bill.after),
+    )
+    rows = (
+        ("This run", parts, bill.total),
+        ("On demand, not interrupted", [("on demand", "grey", bill.on_demand)], bill.on_demand),
+        ("Script without checkpoints, as often interrupted", [("script", "grey", bill.script)], bill.script),
+    )
+    return [BillRow(label, _parts(row, longest), bill.budget.cost(total)) for label, row, total in rows]
 
 
 def stage_rows(report: RunReport) -> list[TimeRow]:
@@ -343,6 +371,7 @@ def render(report: RunReport, *, live: bool = False, note: str = "") -> str:
         optimization_plots=small_plots(report, {"learning_rate": "learning rate", "grad_norm": "gradient norm"}),
         throughput=throughput_plot(report),
         time_strip=time_strip(report),
+        bill_rows=bill_rows(report),
         phases=list(PHASES.values()),
         attempt_rows=attempt_rows(report),
         stage_rows=stage_rows(report),

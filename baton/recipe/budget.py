@@ -4,16 +4,17 @@ import datetime
 import re
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from baton.recipe.base import DURATION, Section, duration, near_duration, seconds
 
 GPU_HOURS = "gpu-hours"
-_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(gpu-hours|[A-Z]{3})")
+LEAST = 1e-6  # smallest limit
+AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(gpu-hours|[A-Z]{3})")
 
 
 def _limit(value: Any) -> Any:
-    if isinstance(value, str) and (DURATION.fullmatch(value) or _AMOUNT.fullmatch(value)) and re.search("[1-9]", value):
+    if isinstance(value, str) and (DURATION.fullmatch(value) or AMOUNT.fullmatch(value)) and re.search("[1-9]", value):
         return value
     expected = "an amount of money such as 40 USD, a number such as 12 gpu-hours, or a time such as 90m, 6h"
     raise ValueError(f"is {value!r}; expected {expected}{near_duration(value)}")
@@ -30,6 +31,15 @@ def _moment(value: Any) -> Any:
     raise ValueError(f"is {str(value)!r}; expected a time with its zone, such as 2026-12-01T18:00Z")
 
 
+class Prices(Section):
+    """Prices by the capacity of a node, as `resources.capacity` tells it; on demand where that is not known."""
+
+    spot: Annotated[float, Field(gt=0)]
+    """Price of a device for an hour on a spot node."""
+    on_demand: Annotated[float, Field(gt=0)]
+    """Price of a device for an hour on an on-demand node."""
+
+
 class Budget(Section):
     """Ends training within a limit, with the model of a run of that length: see docs/guides/budget.md."""
 
@@ -38,11 +48,18 @@ class Budget(Section):
     start of the first chunk. Training counts from each start of its process to the end, lost work included."""
     by: Annotated[str, BeforeValidator(_moment)] | None = None
     """Time by which the run is to end, with its zone, such as `2026-12-01T18:00Z`."""
-    price: Annotated[float, Field(gt=0)] | None = None
-    """Price of a device for an hour, in the currency of `limit`. A pod without GPUs counts as one device."""
+    price: Annotated[float, Field(gt=0)] | Prices | None = None
+    """Price of a device for an hour, in the currency of `limit`, or `{spot: 1.10, on_demand: 3.20}`. A pod without GPUs
+    counts as one device."""
     reserve: Annotated[str, BeforeValidator(duration)] | None = None
     """Time kept for evaluation, export and another start. Default: three times this run's own start, and a pass over
     the held-out rows."""
+
+    @field_validator("price", mode="wrap")
+    @classmethod
+    def _one_of_two(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        """Reads prices by capacity as such, so that problems are of that kind alone."""
+        return Prices.model_validate(value) if isinstance(value, dict) else read(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -56,7 +73,7 @@ class Budget(Section):
 
     @property
     def _amount(self) -> re.Match[str] | None:
-        return _AMOUNT.fullmatch(self.limit or "")
+        return AMOUNT.fullmatch(self.limit or "")
 
     @property
     def currency(self) -> str | None:
@@ -64,9 +81,19 @@ class Budget(Section):
         return self._amount[2] if self._amount and self._amount[2] != GPU_HOURS else None
 
     @property
+    def _on_demand(self) -> float:
+        return self.price.on_demand if isinstance(self.price, Prices) else self.price or 1.0
+
+    @property
     def device_seconds(self) -> float | None:
-        """Device time that the limit pays for; None without such a limit."""
-        return float(self._amount[1]) / (self.price or 1.0) * 3600 if self._amount else None
+        """Device time that the limit pays for, on demand where prices differ; None without such a limit."""
+        return float(self._amount[1]) / self._on_demand * 3600 if self._amount else None
+
+    def weight(self, capacity: str | None) -> float:
+        """Returns the price of a device by the capacity of its node, as a share of the price on demand."""
+        if isinstance(self.price, Prices) and capacity == "spot":
+            return self.price.spot / self.price.on_demand
+        return 1.0
 
     @property
     def run_seconds(self) -> float | None:
@@ -97,7 +124,7 @@ class Budget(Section):
         Args:
             moment: Seconds since the epoch, as `started`, when the first chunk began.
             started: See `moment`.
-            device_seconds: Device time by then.
+            device_seconds: Device time by then, each device's times its `weight`.
         """
         is_spent = self.device_seconds is not None and device_seconds > self.device_seconds
         if is_spent or (self.run_seconds is not None and moment > started + self.run_seconds):
@@ -105,6 +132,14 @@ class Budget(Section):
         return f"budget.by: {self.by}" if self.ends_at is not None and moment > self.ends_at else None
 
     def cost(self, device_seconds: float) -> str:
-        """Returns device time in the limit's unit: money, or hours to a few digits."""
-        hours = device_seconds / 3600
-        return f"{hours * (self.price or 0.0):.2f} {self.currency}" if self.currency else f"{hours:.3g} device-hours"
+        """Returns device time, weighted, in the limit's unit: money, or hours to a few digits."""
+        amount = self.amount(device_seconds)
+        return f"{amount:.2f} {self.currency}" if self.currency else f"{amount:.3g} device-hours"
+
+    def of(self, device_seconds: float) -> str:
+        """Returns a limit that pays for so much device time."""
+        return f"{max(self.amount(device_seconds), LEAST):.6f} {self.currency or GPU_HOURS}"
+
+    def amount(self, device_seconds: float) -> float:
+        """Returns device time, weighted, as money, or as hours where the limit has no currency."""
+        return device_seconds / 3600 * (self._on_demand if self.currency else 1.0)

@@ -87,8 +87,15 @@ class Resources(Section):
     """Tolerated taints; spot nodes usually have one."""
     labels: dict[str, str] = {}
     """Labels on every pod."""
-    capacity: Literal["spot", "on-demand"] | None = None
-    """Label `baton/capacity` of pods that run the model; a cluster policy can map it to a priority class."""
+    capacity: Literal["spot", "on-demand", "spot-first"] | None = None
+    """Label `baton/capacity` of pods that run the model; a cluster policy can map it to a priority class. With
+    `spot-first` each train-chunk takes spot nodes while the time until `budget.by` allows it, else on-demand ones."""
+    spot_nodes: dict[str, str] = {"karpenter.sh/capacity-type": "spot"}
+    """Labels of spot nodes, for `capacity: spot-first`; the default is Karpenter's."""
+    on_demand_nodes: dict[str, str] = {"karpenter.sh/capacity-type": "on-demand"}
+    """Labels of on-demand nodes, for `capacity: spot-first`."""
+    interruptions_per_day: Annotated[float, Field(ge=0)] | None = None
+    """Preemptions of a pod to expect, for the forecast of `baton check`. Default: the rate of an earlier run."""
     secret: str | None = None
     """Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, in every pod's environment."""
     secret_env: dict[str, Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")]] = {}
@@ -126,6 +133,15 @@ class Resources(Section):
             if re.search(r"SECRET|PASSWORD|TOKEN(?!IZER)|ACCESS_KEY|CREDENTIAL", name, re.IGNORECASE):
                 raise ValueError(f"holds {name}, which looks like a credential; put it into resources.secret_env")
         return value
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether each train-chunk is told which nodes to run on."""
+        return self.capacity == "spot-first"
+
+    def nodes_of(self, capacity: str) -> dict[str, str]:
+        """Returns the node labels of a train-chunk by its capacity, `spot` or `on-demand`."""
+        return self.node_selector | (self.spot_nodes if capacity == "spot" else self.on_demand_nodes)
 
     @property
     def plain_env(self) -> dict[str, str]:

@@ -9,13 +9,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from baton.errors import UserError
 from baton.recipe.base import Name, Section, amount
-from baton.recipe.budget import GPU_HOURS, Budget
+from baton.recipe.budget import GPU_HOURS, Budget, Prices
 from baton.recipe.cluster import MAX_PROCESSES, Parallel, Resources
 from baton.recipe.data import MAX_SHARDS, Data
 from baton.recipe.evaluation import REGISTERED, Evaluation, Export
@@ -77,6 +77,21 @@ class Recipe(Section):
     trust: Trust = None
     """For a recipe from elsewhere. `ask`: its code runs only with `--trust`. A list: SHA-256 of each code file with
     consent, written by Baton when it compiles, submits or runs; other code is refused. Omit it in your own recipes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheduled(cls, document: Any) -> Any:
+        """Chooses the schedule that is `auto`."""
+        training = document.get("training") if isinstance(document, dict) else None
+        if not isinstance(training, dict) or training.get("lr_scheduler") != "auto":
+            return document
+        chosen = {name: value for name, value in training.items() if name != "lr_scheduler"}
+        if document.get("budget"):
+            options, steps = chosen.get("lr_scheduler_options") or {}, chosen.get("max_steps")
+            chosen["lr_scheduler"] = DECAYS
+            if isinstance(options, dict) and isinstance(steps, int):
+                chosen["lr_scheduler_options"] = {"num_decay_steps": max(steps // 10, 1), **options}
+        return {**document, "training": chosen}
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
@@ -428,6 +443,16 @@ def _check_sweep(recipe: Recipe) -> None:
         raise ValueError(
             f"sweep: {min(lengths)} differs between trials, and all have the same chunks; set chunks.count to a number"
         )
+    if budget := recipe.budget:
+        if budget.run_seconds:
+            raise ValueError(
+                f"budget.limit: {budget.limit} counts from the first chunk of one run, and a sweep has several; give "
+                "money, gpu-hours, or budget.by"
+            )
+        if recipe.sweep.num_brackets != 1:
+            raise ValueError("budget: is dealt to the trials of one bracket; set sweep.brackets to 1")
+        if recipe.sweep.device == "shared":
+            raise ValueError("budget: counts the time of a process, which trials share; leave sweep.device out")
     if recipe.sweep.eta and recipe.num_chunks < recipe.sweep.eta:
         raise ValueError(
             f"sweep: trials are compared between chunks; set chunks.count to eta, {recipe.sweep.eta}, or more"
@@ -484,6 +509,17 @@ def _check_resources(recipe: Recipe) -> None:
             "resources.cache_claim: a claim is mounted at store.cache_dir, which is not set; "
             "set it, for example to /cache, or remove the claim"
         )
+    if recipe.resources.is_placed:
+        if recipe.budget is None or recipe.budget.by is None:
+            raise ValueError(
+                "resources.capacity: spot-first takes on-demand nodes where time is short, and the run has no end to "
+                "meet; set budget.by"
+            )
+        if recipe.max_nodes > 1:
+            raise ValueError(
+                "resources.capacity: spot-first does not go with resources.nodes: their pods have the labels of one "
+                "TrainingRuntime; use spot or on-demand"
+            )
 
 
 def _check_data(recipe: Recipe) -> None:
@@ -594,11 +630,15 @@ def _check_budget(recipe: Recipe) -> None:
         return
     if GPU_HOURS in (budget.limit or "") and not recipe.resources.gpus:
         raise ValueError(f"budget.limit: {budget.limit}, and resources.gpus is 0; give a time such as 6h, or money")
+    if isinstance(budget.price, Prices) and not recipe.resources.capacity:
+        raise ValueError(
+            "budget.price: gives prices of spot and on-demand nodes, and resources.capacity, which tells them apart, "
+            "is not set; set it, or give one price"
+        )
     _refuse_beside(
         "budget",
         {
             "phases": (recipe.phases, "each would have it whole; write the phase you mean as a separate recipe"),
-            "sweep": (recipe.sweep, "each trial would have it whole; remove one of the two"),
             "training.curriculum": (training.curriculum, "its shares count all steps, whose number the budget changes"),
         },
     )

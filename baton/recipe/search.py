@@ -65,6 +65,9 @@ class Halving(Section):
     Held-out rows are compared pair by pair (bootstrap). Default: any difference counts."""
 
 
+OPTUNA_BRACKETS = 3
+
+
 class Search(Section):
     """Configurations to compare, and pruning."""
 
@@ -124,6 +127,11 @@ class Search(Section):
                 if isinstance(choices, Range) and choices.stepped() is None:
                     raise ValueError(f"parameters.{path}: a grid needs values or a step; give one of the two")
         return self
+
+    @property
+    def num_brackets(self) -> int | None:
+        """Batches of trials, fewer where there are fewer trials; None for `hyperband`, which makes its own."""
+        return None if self.hyperband else self.brackets or (OPTUNA_BRACKETS if self.method == "optuna" else 1)
 
     @property
     def eta(self) -> int | None:

@@ -1,5 +1,6 @@
 """Documents of a run: data, tokens, skips, training, checkpoints, attached script; preview and survey of rows."""
 
+import datetime
 from enum import StrEnum
 
 from pydantic import Field, JsonValue
@@ -27,6 +28,23 @@ class StagePhase(StrEnum):
     COMMIT = "commit"
     PRUNE = "prune"
     SCORE = "score"
+
+
+def moment(at: str) -> float:
+    """Returns a document's time in seconds since the epoch."""
+    return datetime.datetime.fromisoformat(at).timestamp()
+
+
+# Until the first step.
+STARTING = (
+    StagePhase.START,
+    StagePhase.LAUNCH,
+    StagePhase.IMPORT,
+    StagePhase.FETCH,
+    StagePhase.BUILD,
+    StagePhase.RESTORE,
+)
+AFTER_TRAINING = ("evaluate", "gate", "export")  # stages
 
 
 PHASES_OF_A_CHUNK = (
@@ -301,6 +319,17 @@ class Progress(NamedDocument, name="progress.json"):
     # Of all chunks so far, with a budget.
     started: float = 0.0
     device_seconds: float = 0.0
+    priced_seconds: float = 0.0  # device time, on spot nodes by their share of the price on demand
+    start_seconds: float = 0.0  # of the newest process, until its first step
+    process_seconds: float = 0.0  # of that process in all
+    price: float = 1.0  # see `ChunkAttempt`
+
+
+class NodeChoice(NamedDocument, name="nodes.json"):
+    """Labels of the nodes that a train-chunk was given, with `resources.capacity: spot-first`."""
+
+    chunk: int
+    nodes: dict[str, str]
 
 
 class TrackingRun(NamedDocument, name="tracking.json"):
@@ -325,6 +354,34 @@ class ChunkAttempt(Document):
     lost_seconds: float = 0.0
     save_stalls: list[float] = Field(default_factory=list)
     peak_bytes: int | None = None
+    price: float = 1.0  # of a device on this node, as a share of the price on demand; with a budget
+
+    @property
+    def steps(self) -> int:
+        return max(self.to_step - self.from_step, 0)
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values()) if self.total_seconds is None else self.total_seconds
+
+    @property
+    def starting(self) -> float:
+        """Seconds until its first step."""
+        return sum(self.seconds.get(phase, 0.0) for phase in STARTING)
+
+    @property
+    def training(self) -> float:
+        return self.seconds.get(StagePhase.TRAIN, 0.0)
+
+    @property
+    def saving(self) -> float:
+        """Seconds of all that is neither start nor training."""
+        return max(self.total - self.starting - self.training, 0.0)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a preemption or a kill has ended it."""
+        return self.outcome in ("killed", "partial")
 
 
 class ChunkRecord(ChunkAttempt):
@@ -332,6 +389,11 @@ class ChunkRecord(ChunkAttempt):
     chunk: int = 0
     at: str = ""
     tokens: int = 0
+
+    @property
+    def ended(self) -> float:
+        """When it was recorded, in seconds since the epoch."""
+        return moment(self.at)
 
 
 class Restart(Document):
@@ -400,6 +462,7 @@ class RunCost(Document):
     lost_seconds: float = 0.0
     restarts: int = 0  # lost processes of chunks that a fresh one in their pod replaced
     device_seconds: float = 0.0  # from each start of a chunk to its end, times devices; with a budget
+    priced_seconds: float = 0.0  # see `Progress`
 
 
 class ForkOrigin(Document):

@@ -113,6 +113,7 @@ OBJECTS = (
     RunObject("report.html", Mend.STAGE, (REPORT,)),
     _document(documents.AttachedRun, Mend.NOTE, ()),
     _document(documents.Progress, Mend.NOTE, ()),
+    _document(documents.NodeChoice, Mend.NOTE, ()),
     _document(documents.TrackingRun, Mend.NOTE, ()),
     _document(outcomes.RunFailure, Mend.NOTE, ()),
     RunObject("records/*.json", Mend.NOTE, ()),

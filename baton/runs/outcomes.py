@@ -241,6 +241,7 @@ class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
     kept: list[str] = Field(default_factory=list)  # best first
     stopped: list[StoppedTrial] = Field(default_factory=list)
     differences: dict[str, TrialDifference] = Field(default_factory=dict)  # of trials beyond the places that advance
+    spent: str = ""  # of the sweep's budget, in words
     at: str = ""
 
     def has_failed(self, stopped: StoppedTrial) -> bool:

@@ -162,6 +162,8 @@ def as_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
+EXPORTED = re.compile(r"(?P<store>.+)/(?P<prefix>runs/[^/]+/export(-[^/]+)?)/[0-9a-f]{12}$")
+"""Address of a run's exported model: an attempt of a bundle."""
 # Field of `RunInfo` → variable with its value.
 ORIGIN = {"command": "BATON_COMMAND", "commit": "BATON_COMMIT", "until": "BATON_UNTIL"}
 
@@ -182,7 +184,8 @@ class Run(DocumentFolder):
             **_origin(),
         )
         if not self.write_new(head):
-            self.require_same(recipe)
+            recipe = self.require_same(recipe)
+            head = head.model_copy(update={"recipe": recipe.model_dump(mode="json")})
             # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
             # it. `made` stays: all chunks of the run have the formats it was begun with.
             if (info := self.read(documents.RunInfo)) is None:  # it is no part of the run
@@ -195,18 +198,22 @@ class Run(DocumentFolder):
                 kept["voided"] = info.voided + 1
             self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
-    def require_same(self, recipe: Recipe) -> None:
-        """Refuses a recipe of another identity, and a run that this Baton does not continue."""
+    def require_same(self, recipe: Recipe) -> Recipe:
+        """Refuses a recipe of another identity, and a run that this Baton does not continue; returns the recipe."""
         head = self.read(documents.RunInfo)
         if head is None:
-            return
+            return recipe
         self.require_continued(head)
         before = load.validate(head.recipe, origin=self.uri)
+        bases = [EXPORTED.sub(r"\g<store>/\g<prefix>", each.model.base or "") for each in (before, recipe)]
+        if bases[0] == bases[1]:  # an export that was made again has another address; its content is pinned
+            recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"base": before.model.base})})
         if changed := load.changed_paths(identity(before), identity(recipe)):
             raise OtherRunError(
                 f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
                 remedy="Choose another run name, or set these back.",
             )
+        return recipe
 
     def require_continued(self, head: documents.RunInfo | None = None) -> None:
         (head or self.need(documents.RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
@@ -295,7 +302,7 @@ class Run(DocumentFolder):
             return end.is_voided(budget)
         # From the last stable step the run has to go farther than it did.
         ahead = (end.last_step - end.stable_until + 1) * note.seconds_per_step
-        spent = note.device_seconds + ahead * recipe.devices
+        spent = (note.priced_seconds or note.device_seconds) + ahead * recipe.devices
         passed = budget.passed(moment=time.time() + ahead, started=note.started or time.time(), device_seconds=spent)
         if passed:
             self.warn(f"{passed} pays for no step after {end.last_step}, where the run has ended; it stays as it is")

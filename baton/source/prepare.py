@@ -28,7 +28,7 @@ from baton.runs.documents import RunInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, chosen_name
 from baton.scratch import scratch_folder
-from baton.source import credentials, hardware, origin
+from baton.source import credentials, hardware, origin, prices
 from baton.source.origin import RecipeSource
 from baton.store import sources
 from baton.store.clouds import environment_of
@@ -111,6 +111,7 @@ def load(
     if image:
         changes.append(f"resources.image={json.dumps(image)}")
     document, choices = hardware.apply_profile(source.document(changes), here=here)
+    document = prices.apply_prices(document)
     recipe = recipe_file.validate(document, origin=source.name)
     for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():

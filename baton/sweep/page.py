@@ -169,6 +169,9 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
         if value:
             told = f"{value / total:.0%} of {words(total)}, all to the end" if total else "so far"
             shown.append((label, words(value), told))
+    if view.rungs and view.rungs[-1].spent:
+        paid, _, limit = view.rungs[-1].spent.partition(" of ")
+        shown.append(("Spent", paid, f"of {limit}, by rung {view.rungs[-1].rung}"))
     if spent.seconds and spent.seconds_all and view.rungs:
         saved = max(spent.seconds_all - spent.seconds - _to_come(view, spent), 0.0)
         remark = f"{duration(saved)} by stopping early, against training all to the end"

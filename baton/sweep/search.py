@@ -155,7 +155,6 @@ def _proposed(search: Search, seed: int, count: int, known: Sequence[Known]) -> 
 
 
 DEFAULT_TRIALS = 8
-OPTUNA_BRACKETS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +234,7 @@ def _sizes(search: Search, chunks: int) -> list[tuple[int, int]]:
     total = search.trials or DEFAULT_TRIALS
     if search.method == "grid":
         total = len(grid(search.parameters))
-    parts = min(search.brackets or (OPTUNA_BRACKETS if search.method == "optuna" else 1), total)
+    parts = min(search.num_brackets or 1, total)
     return [(total // parts + (position < total % parts), 1) for position in range(parts)]
 
 

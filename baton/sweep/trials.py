@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from baton import events
 from baton.checkpoint import seals
+from baton.checkpoint.store import CheckpointStore
 from baton.documents import Json, NamedDocument
 from baton.errors import BatonError, UserError
 from baton.pages import quality_page
@@ -23,7 +24,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.recipe.sharing import share
 from baton.runs import objects, outcomes
-from baton.runs.documents import RunInfo
+from baton.runs.documents import Progress, RunInfo
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run, Sweep, check_name, identity, now, with_older_keys
@@ -165,7 +166,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
     for run, (_, own) in zip(names, trials, strict=True):
         if run not in preparations:
-            prepared = load.with_values(own, {**length, "tracking.mlflow": None})
+            prepared = load.with_values(own, {**length, "tracking.mlflow": None, "budget": None})
             source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
             preparations[run] = {"recipe": load.dumps(prepared), "run": run, "source": source}
     num_trials = planned[bracket - 1].trials
@@ -177,7 +178,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     """Creates the runs of a bracket's trials with their prepared data, and returns the runs' addresses."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
-    names, prepared = _preparation_names(sweep, trials), {}
+    names, prepared, limit = _preparation_names(sweep, trials), {}, _limit(recipe)
     for name in set(names):
         data = Run(sweep.storage, name)
         with seals.stage(data, objects.ENTER, appends=False) as sealed:
@@ -189,6 +190,9 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
         run, (made, rows, documents, shared) = sweep.run(trial), prepared[name]
         with seals.stage(run, objects.ENTER) as ledger:
             ledger.writes |= shared
+            if limit:  # what a judge has given since then stays
+                before = run.read(RunInfo)
+                own = load.validate(before.recipe, origin=run.uri) if before else _allowed(own, limit / len(trials))
             run.create(own, made)
             for kind, document in documents.items():
                 if document is not None:
@@ -250,7 +254,11 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
     requests = sweep.requests()
-    verdict = sweep.rung(number) or _judged(sweep, document, recipe, rung, trials, requests)
+    before, spent = sweep.rung(number), {}
+    if limit := _limit(recipe):
+        costs = SYSTEM.each(lambda trial: _spent(sweep.run(trial)), trials.values())
+        spent = dict(zip(trials, costs, strict=True))
+    verdict = before or _judged(sweep, document, recipe, rung, trials, requests, spent)
     verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:
         why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
@@ -258,6 +266,13 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
             f"no trial of sweep {sweep.name!r} advances from rung {number}: {why}.",
             remedy="Fix the failures, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
+    # The rest in equal shares, once for the same trials: later, some have spent of theirs.
+    if limit and rung.chunk < document.num_chunks and (before is None or before.kept != verdict.kept):
+        share = max(limit - sum(spent.values()), 0.0) / len(verdict.kept)
+        for trial in verdict.kept:
+            run = sweep.run(trials[trial])
+            with seals.stage(run, objects.ADOPT):
+                run.create(_allowed(run.recipe(), spent[trial] + share))
     # Before everything that follows from it: a judge that restarts after a crash finds the same verdict.
     sweep.write(verdict, verdict.rung)
     for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
@@ -270,6 +285,44 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
         kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",
     )
+
+
+def _limit(recipe: Recipe) -> float | None:
+    """Returns the device seconds that a sweep may cost, each times its price; None without such a limit."""
+    return recipe.budget.device_seconds if recipe.budget else None
+
+
+def _allowed(own: Recipe, device_seconds: float) -> Recipe:
+    """Returns a trial's recipe with so much of the sweep's budget."""
+    assert own.budget
+    return load.with_values(own, {"budget.limit": own.budget.of(device_seconds)})
+
+
+def _spent(run: Run) -> float:
+    """Returns the device seconds of a trial, each times its price."""
+    newest, note = next(CheckpointStore(run).whole(), None), run.read(Progress)
+    costs = [cost for cost in (newest and newest.meta.work, note) if cost]
+    return max((cost.priced_seconds or cost.device_seconds for cost in costs), default=0.0)
+
+
+def affordable(rungs: Sequence[search.PlannedRung], keep: int, per_chunk: float, rest: float) -> int:
+    """Returns how many trials a budget pays for to the end, at most so many and at least one.
+
+    Args:
+        rungs: Rungs that they have still to train for.
+        keep: The most.
+        per_chunk: Device seconds of a chunk.
+        rest: Device seconds that are left.
+    """
+
+    def cost(trials: int) -> float:
+        chunks = 0
+        for rung in rungs:
+            chunks += trials * (rung.chunk - rung.first + 1)
+            trials = min(trials, rung.keep)
+        return chunks * per_chunk
+
+    return next((trials for trials in range(keep, 1, -1) if cost(trials) <= rest), 1)
 
 
 Sealed = TypeVar("Sealed", bound=NamedDocument)
@@ -287,6 +340,7 @@ def _judged(
     rung: search.PlannedRung,
     trials: dict[str, TrialEntry],
     requests: Requests,
+    spent: Mapping[str, float],
 ) -> RungVerdict:
     def read(trial: str, kind: type[Sealed]) -> Sealed | None:
         run = sweep.run(trials[trial])
@@ -307,9 +361,19 @@ def _judged(
         differences = compare(kept[-1], rows, document.mode, sure, recipe.seed)
     ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
     top, ranked, is_last = len(kept), len(kept) + len(beaten), rung.chunk == document.num_chunks
+    told: dict[str, Any] = {"differences": differences} if differences else {}
+    if (limit := _limit(recipe)) and recipe.budget:
+        told["spent"] = f"{recipe.budget.cost(sum(spent.values()))} of {recipe.budget.limit}"
+        later = [each for bracket in search.brackets(recipe) for each in bracket.rungs if each.number > rung.number]
+        per_chunk = sum(spent[trial] for trial in entered) / max(len(entered) * rung.chunk, 1)
+        if kept and not is_last:
+            top = affordable(later, top, per_chunk, limit - sum(spent.values()))
+            kept, beaten = kept[:top], [*kept[top:], *beaten]
     for place, trial in enumerate(beaten, top + 1):
         why, difference = f"place {place} of {ranked}, top {top} kept", differences.get(trial)
-        if sure and difference and difference.confidence < sure and not is_last:
+        if place <= rung.keep:
+            why += f"; {told['spent']} spent, and the rest pays for {top}"
+        elif sure and difference and difference.confidence < sure and not is_last:
             kept.append(trial)
             continue
         if sure:
@@ -333,7 +397,7 @@ def _judged(
         },
         kept=kept,
         stopped=[ended[trial] for trial in entered if trial in ended],
-        **({"differences": differences} if differences else {}),
+        **told,
         at=now(),
     )
 

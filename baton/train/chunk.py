@@ -18,6 +18,7 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
 from baton.recipe.run import Preemption
 from baton.runs import objects
+from baton.runs.capacity import capacity_here
 from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import distributed, inputs, trainjob
 from baton.train.checkpointer import Checkpointer
@@ -122,6 +123,7 @@ def record_attempt(
             "tokens": tokens.tokens if tokens else 0,  # a script's own rows are not counted
             "bytes_sent": storage.sent,
             "bytes_received": storage.received,
+            **({"price": context.recipe.budget.weight(capacity_here(context.recipe))} if context.recipe.budget else {}),
             **(figures or {}),
         },
     )

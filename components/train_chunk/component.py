@@ -1,5 +1,8 @@
 """Train-chunk stage."""
 
+import json
+import os
+
 from kfp import dsl
 
 from baton.kfp.component import component
@@ -18,6 +21,45 @@ def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progr
     Returns:
         The baton.
     """
+    _train(baton, index, checkpoint, progress)
+    return baton
+
+
+@component
+def train_chunk_placed(
+    baton: str,
+    index: int,
+    nodes: dict,
+    checkpoint: dsl.Output[dsl.Model],
+    progress: dsl.Output[dsl.HTML],
+    next_nodes: dsl.OutputPath(dict),  # type: ignore[valid-type]
+) -> str:
+    """Trains a chunk as `train_chunk` does, and decides which nodes the next one runs on.
+
+    Args:
+        baton: The run.
+        index: Number of the chunk, from 1.
+        nodes: Labels of the nodes of this chunk.
+        checkpoint: Step, losses, speed, digest and address of the newest checkpoint.
+        progress: The loss so far.
+        next_nodes: Labels of the nodes of the next chunk.
+
+    Returns:
+        The baton.
+    """
+    from baton.runs import capacity
+    from baton.train.chunk import Ending
+
+    os.environ[capacity.NODES] = json.dumps(nodes)
+    shown = _train(baton, index, checkpoint, progress)
+    outcome = shown.outcome
+    is_lost = outcome.ending is Ending.PARTIAL or bool(outcome.notice)
+    with open(next_nodes, "w", encoding="utf-8") as file:
+        json.dump(capacity.next_nodes(shown.run, shown.plan, index, outcome.step, nodes, is_lost=is_lost), file)
+    return baton
+
+
+def _train(baton, index, checkpoint, progress):
     from baton import events
 
     with events.stage(f"train chunk {index}"):
@@ -33,4 +75,4 @@ def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progr
         page.checkpoint_card(shown).write(checkpoint)
         with open(progress.path, "w", encoding="utf-8") as file:
             file.write(publish.progress_page(shown.run, shown.plan, shown.checkpoint, shown.log))
-    return baton
+        return shown

@@ -31,6 +31,7 @@ ABSENT = {
     "losses.json": "of a loss that Kubeflow's cache must know",
     "metrics/*.jsonl": "of a tracker",
     "micro_batch.json": "needs a GPU",
+    "nodes.json": "of `capacity: spot-first`",
     "progress.json": "of a chunk that trains for ten seconds",
     "proof/restored-*.json": "of a killed chunk",
     "quality.jsonl": "of rows with findings",

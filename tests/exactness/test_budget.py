@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from baton import fork as forking
 from baton.checkpoint import seals
 from baton.recipe.recipe import Recipe
 from baton.runs import objects
+from baton.runs.bill import bill
 from baton.runs.documents import RunEnd, RunInfo
 from baton.runs.run import Run
 from baton.store.storage import Storage
@@ -40,12 +43,12 @@ def limited(cell: Cell) -> Cell:
     return Cell(cell.method, cell.weights, f"budget {cell.feature}", changes, steps=STEPS)
 
 
+ALONE = [limited(Cell(method, "full", "alone")) for method in matrix.METHODS]
 CELLS = [
     limited(Cell("sft", "lora", "dropout", adapter(dropout=0.3))),
     limited(Cell("sft", "full", "evaluated", {"evaluation": {"every": 3}})),
     limited(Cell("sft", "full", "constant", training(lr_scheduler="constant", lr_scheduler_options={}))),
-    limited(Cell("dpo", "full", "alone")),
-    limited(Cell("grpo", "full", "alone")),
+    *ALONE,
 ]
 
 
@@ -120,6 +123,10 @@ def test_a_kill_around_the_decision_changes_nothing(moment: str, recipe: Recipe,
     end = decided(run)
     told = planned(recipe, end.last_step, f"{run.name}-told", legs)
     assert legs.final(run, end.last_step).meta.state == legs.final(told).meta.state
+    paid = bill(run)
+    assert paid
+    assert [(cut.outcome, cut.chunk) for cut in paid.interruptions] == [("killed", 1)]
+    assert paid.on_demand < paid.total  # which has two starts
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +140,9 @@ def ended(recipe: Recipe, legs: Any, inside: Any) -> Run:
 def test_without_a_budget_no_document_tells_of_one(recipe: Recipe, ended: Run, legs: Any, inside: Any) -> None:
     plain = legs.prepare(legs.changed(recipe, budget=None), "budget-none")
     legs.train(plain)
-    words = ('"budget"', '"voided"', '"device_seconds"', '"end"')
+    words = ('"budget"', '"voided"', '"device_seconds"', '"end"', '"price"')
     told = {run.name: [word for word in words if word in _documents(run)] for run in (plain, ended)}
-    assert told == {plain.name: [], ended.name: ['"budget"', '"device_seconds"', '"end"']}
+    assert told == {plain.name: [], ended.name: ['"budget"', '"device_seconds"', '"end"', '"price"']}
 
 
 @slow
@@ -153,6 +160,57 @@ def test_a_larger_budget_goes_on_from_before_the_decay(ended: Run, recipe: Recip
     assert legs.final(ended).meta.state == legs.final(whole).meta.state
     assert legs.final(ended).meta.restored.checked is not None
     assert legs.losses(ended) == legs.losses(whole)
+
+
+@slow
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.name) for cell in ALONE])
+def test_every_method_goes_on_with_a_larger_budget(cell: Cell, grid: Any, legs: Any, inside: Any) -> None:
+    recipe = legs.changed(grid(cell), budget=LIMIT, chunks__checkpoint_every=1, chunks__keep={"last": 1})
+    run = legs.prepare(recipe, f"{cell.name}-extended")
+    train(run, legs, inside, EARLY)
+    assert decided(run).span == (3, 7)
+    legs.adopt(run, legs.changed(recipe, budget={**LIMIT, "limit": "100 USD"}))
+    train(run, legs, inside, EARLY)
+    whole = planned(recipe, STEPS, f"{cell.name}-whole", legs)
+    assert legs.final(run).meta.state == legs.final(whole).meta.state
+    assert legs.losses(run) == legs.losses(whole)
+
+
+@slow
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.name) for cell in ALONE])
+def test_every_method_ends_earlier_with_a_smaller_budget(cell: Cell, grid: Any, legs: Any, inside: Any) -> None:
+    """Given after the first of three chunks, which had a budget for all steps."""
+    recipe = legs.changed(grid(cell), budget={**LIMIT, "limit": "100 USD"})
+    run = legs.prepare(recipe, f"{cell.name}-cut")
+    legs.cut(run, (5, 11, STEPS))
+    code, printed = legs.leg(inside.chunk, run.uri, 1, EARLY)
+    assert code == 0, printed
+    legs.adopt(run, legs.changed(recipe, budget={**LIMIT, "limit": "1.2 USD"}))
+    for index in (2, 3):
+        code, printed = legs.leg(inside.chunk, run.uri, index, 0.0)
+        assert code == 0, printed
+    end = decided(run)
+    assert end.is_decayed
+    assert 5 < end.stable_until < end.last_step < STEPS
+    told = planned(recipe, end.last_step, f"{run.name}-told", legs)
+    assert legs.final(run, end.last_step).meta.state == legs.final(told).meta.state
+    assert legs.losses(run, end.last_step) == legs.losses(told)
+
+
+@slow
+def test_trackers_have_what_a_run_has_cost(recipe: Recipe, legs: Any, inside: Any) -> None:
+    run = legs.prepare(legs.changed(recipe, tracking__jsonl=True), "budget-tracked")
+    train(run, legs, inside, EARLY)
+    names = run.storage.list(run.path("metrics"))
+    lines = "".join(run.storage.read(run.path(f"metrics/{name}")).decode() for name in names).splitlines()
+    told = [entry for entry in map(json.loads, lines) if "loss" in entry]
+    spent = [entry["budget_spent"] for entry in told]
+    assert spent[0] == pytest.approx(EARLY / 3600, abs=2 * 100 / 3600)
+    steps = [after - before for before, after in itertools.pairwise(spent)]
+    assert steps == pytest.approx([100 / 3600] * len(steps))
+    assert len(steps) == 6
+    assert told[-1]["budget_predicted"] == pytest.approx(spent[-1], abs=100 / 3600)
+    assert told[1]["budget_predicted"] > 1.0  # the whole plan
 
 
 @slow

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,10 +24,13 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.kubeflow import connection, heal, submit
+from baton.kubeflow import connection, heal, run_status, submit
 from baton.kubeflow.heal import Action, Decision, Policy
 from baton.pages.collect import RunReport
 from baton.pages.run_page import render
+from baton.recipe import load
+from baton.runs.documents import NodeChoice, Progress
+from baton.runs.plan import Plan
 from baton.runs.run import Run, now
 from baton.store.storage import Storage
 
@@ -68,6 +72,11 @@ class Backend:
     def look(self, run_id: str, policy: Policy = Policy(3), starts: int = 0) -> Decision:  # noqa: B008
         client = connection.connect(self.api.url)
         return heal.look(client, client.get_run(run_id), None, policy, starts)
+
+    def training(self, run_id: str) -> Run:
+        client = connection.connect(self.api.url)
+        remote = client.get_run(run_id)
+        return run_status.training_run(remote, client.specification(remote), "")
 
     def claims(self, run_id: str) -> list[str]:
         return Storage(str(self.store)).list(f"heals/{run_id}")
@@ -513,3 +522,120 @@ from kubernetes.client import CoreV1Api
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 80 * 1024
+
+
+PLACED = {"zone": "a", "karpenter.sh/capacity-type": "on-demand"}
+PLAN = Plan(rows=8000, steps_per_epoch=1000, num_steps=1000, targets=(500, 1000))
+
+
+def _waiting(
+    backend: Backend,
+    *,
+    waits: bool = True,
+    chunk: int = 1,
+    note: tuple[int, float, float] | None = None,
+    left_s: float = 36_000,
+) -> str:
+    """Adds the recorded run whose chunk waits for a node, with a pipeline of `capacity: spot-first` and its store.
+
+    A note is of a step, some seconds after the first chunk's begin and some seconds ago.
+    """
+    recording = recorded("waits-for-memory" if waits else "running")
+    text = json.dumps(recording).replace("train-chunk", "train-chunk-placed")
+    recording = json.loads(text.replace("train chunk 1", f"train chunk {chunk}"))
+    run = recording["run"]
+    (run["pipeline_spec"].get("pipeline_spec") or run["pipeline_spec"])["root"]["inputDefinitions"]["parameters"][
+        "nodes"
+    ] = {"parameterType": "STRUCT", "isOptional": True}
+    run.setdefault("runtime_config", {}).setdefault("parameters", {})["store"] = str(backend.store)
+    run_id = str(backend.api.add_recorded(run, recording["workflow"], {}))
+    training = backend.training(run_id)
+    by = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=left_s)
+    document = {
+        "name": "t",
+        "model": {"base": "m"},
+        "data": {"source": "r.jsonl"},
+        "training": {"method": "sft", "max_steps": 1000, "batch_size": 8},
+        "chunks": {"count": 2, "checkpoint_every": 10},
+        "budget": {"by": by.isoformat(), "reserve": "60s"},
+        "resources": {"capacity": "spot-first", "node_selector": {"zone": "a"}},
+    }
+    training.create(load.validate(document, origin="r.yaml"))
+    training.write(PLAN)
+    if note:
+        step, began_s, at_s = note
+        started, at = time.time() - began_s, ago(at_s)
+        training.write(Progress(step=step, seconds_per_step=20.0, started=started, at=at, start_seconds=60.0))
+    return run_id
+
+
+@pytest.mark.parametrize(
+    ("case", "action"),
+    [
+        # 14,000 s of work are left, and 36,000 s.
+        ({"note": (300, 18_000, 600)}, Action.GAVE_WAY),  # behind uniform progress
+        ({"note": (300, 18_000, 60)}, None),  # but the machine was lost a minute ago
+        ({"note": (300, 3_600, 600)}, None),
+        ({"note": (990, 3_600, 600), "left_s": 400}, Action.GAVE_WAY),  # ahead, and late
+        ({}, Action.GAVE_WAY),  # five days before the first step
+        ({"note": (300, 18_000, 600), "waits": False}, None),
+    ],
+)
+def test_a_run_that_waits_too_long_for_spot_goes_on_demand(
+    case: dict[str, Any], action: Action | None, backend: Backend
+) -> None:
+    run_id = _waiting(backend, **case)
+    client = connection.connect(backend.api.url)
+    decision = heal.give_way(client, client.get_run(run_id), None)
+    assert (decision and decision.action) == action
+    assert backend.submissions() == (decision is not None)
+    cancelled = [path for _, path in backend.api.requests if path.endswith(f"{run_id}:terminate")]
+    assert len(cancelled) == (decision is not None)
+    if decision:
+        newer = client.get_run(decision.run_id)
+        assert newer.parameters["nodes"] == PLACED
+        assert newer.parameters["store"] == str(backend.store)
+        assert heal.successor(client, run_id, None) == decision.run_id
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_run_that_waits_for_on_demand_nodes_waits(chunk: int, backend: Backend) -> None:
+    run_id = _waiting(backend, chunk=chunk)
+    if chunk == 1:
+        backend.api.runs[run_id]["runtime_config"]["parameters"]["nodes"] = PLACED
+    else:
+        backend.training(run_id).write(NodeChoice(chunk=2, nodes=PLACED))
+    client = connection.connect(backend.api.url)
+    assert heal.give_way(client, client.get_run(run_id), None) is None
+    if chunk == 2:
+        backend.training(run_id).write(NodeChoice(chunk=2, nodes={"zone": "a", "karpenter.sh/capacity-type": "spot"}))
+        assert heal.give_way(client, client.get_run(run_id), None)
+
+
+def test_a_run_of_another_capacity_waits(backend: Backend) -> None:
+    run_id = backend.add("waits-for-memory")
+    client = connection.connect(backend.api.url)
+    assert heal.give_way(client, client.get_run(run_id), None) is None
+
+
+def test_one_healer_submits_a_run_that_gives_way(backend: Backend) -> None:
+    run_id = _waiting(backend)
+    client = connection.connect(backend.api.url)
+    run = client.get_run(run_id)
+    claims = heal._Starts(Storage(str(backend.store)), run_id)
+    assert claims.claim({}, run.num_ends + 1) == 0
+    waiting = heal.give_way(client, run, None)
+    assert waiting
+    assert (waiting.action, backend.submissions()) == (Action.WAITS, 0)
+
+
+def test_a_healer_ends_what_another_has_left_of_a_run_that_gave_way(backend: Backend) -> None:
+    """It ended between the submission and the cancellation."""
+    run_id = _waiting(backend)
+    client = connection.connect(backend.api.url)
+    run = client.get_run(run_id)
+    newer = client.start_again(run, heal._parameters(run, client.specification(run)))
+    decision = heal.give_way(client, run, None)
+    assert decision
+    assert (decision.action, decision.run_id, backend.submissions()) == (Action.GAVE_WAY, newer, 1)
+    assert client.get_run(run_id).state == "CANCELING"

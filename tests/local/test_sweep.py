@@ -141,6 +141,30 @@ def test_the_trials_take_turns_and_the_worse_ones_stop(swept: tuple[Recipe, Watc
         assert ("Trained: all 12 steps" if trial == BEST else "Stopped: step ") in report.text
 
 
+@pytest.mark.slow
+def test_a_sweep_keeps_within_its_budget(tmp_path: Path) -> None:
+    """Half or twice the pace changes nothing: machines vary."""
+
+    def under(limit: float, name: str) -> Watched:
+        budget = {"limit": f"{limit:.2f} USD", "price": 3600.0, "reserve": "1s"}  # 1 USD a second
+        changes = {"budget": budget, "training.max_steps": 48, "chunks.count": 16}
+        watched = Watched(load.with_values(_loaded(_write_recipe(tmp_path)), changes), name)
+        assert watched.run().name.startswith(f"{name}-")
+        return watched
+
+    def spent(watched: Watched, rung: int) -> float:
+        return float(watched.sweep.rungs()[rung].spent.split()[0])
+
+    rich = under(1000.0, "rich")
+    best, second = rich.sweep.rungs()[0].kept
+    limit = 2.5 * spent(rich, 0)  # of four chunks; two trials to the end take twenty
+    poor = under(limit, "poor")
+    first = poor.sweep.rungs()[0]
+    assert first.kept == [best]
+    assert "pays for 1" in {entry.id: entry.why for entry in first.stopped}[second]
+    assert spent(poor, -1) < 1.3 * limit < spent(rich, -1)
+
+
 def test_data_is_split_and_tokenized_once_for_all(swept: tuple[Recipe, Watched, Run]) -> None:
     _, watched, winner = swept
     stages = watched.started()

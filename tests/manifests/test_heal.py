@@ -61,7 +61,7 @@ def test_the_pod_is_restricted_and_small() -> None:
 def test_rights_are_these_and_no_others() -> None:
     rules = _component()["Role"]["rules"]
     rights = {each for rule in rules for each in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])}
-    runs = {("pipelines.kubeflow.org", "runs", verb) for verb in ("create", "get", "list", "retry")}
+    runs = {("pipelines.kubeflow.org", "runs", verb) for verb in ("create", "get", "list", "retry", "terminate")}
     assert rights == runs | {("pipelines.kubeflow.org", "pipelines", "get")}
     account = _component()["ServiceAccount"]["metadata"]["name"]
     assert _pod()["spec"]["serviceAccountName"] == account

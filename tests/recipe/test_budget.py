@@ -24,6 +24,7 @@ def read(*changes: str) -> Recipe:
 AMOUNTS: dict[str, tuple[dict[str, Any], tuple[float | None, ...]]] = {
     "money": ({"limit": "40 USD", "price": 2.5}, (57600.0, None, None)),
     "money in one word": ({"limit": "40EUR", "price": 10}, (14400.0, None, None)),
+    "money by capacity": ({"limit": "40 USD", "price": {"spot": 1, "on_demand": 2.5}}, (57600.0, None, None)),
     "device time": ({"limit": "1.5 gpu-hours"}, (5400.0, None, None)),
     "time": ({"limit": "90m"}, (None, 5400.0, None)),
     "moment": ({"by": "2026-12-01T18:00Z"}, (None, None, 1796148000.0)),
@@ -38,8 +39,11 @@ def test_an_amount(case: str) -> None:
     assert (budget.device_seconds, budget.run_seconds, budget.ends_at) == expected
 
 
+SWEEP, MONEY = "sweep={parameters: {seed: [1, 2]}}", ("budget.limit=4 USD", "budget.price=2")
 REFUSED = {
     "no price": (["budget.limit=40 USD"], "price of a device is not known"),
+    "no price on demand": (["budget.limit=40 USD", "budget.price={spot: 1}"], "price.on_demand: missing"),
+    "no capacity": (["budget.limit=4 USD", "budget.price={spot: 1, on_demand: 2}"], "resources.capacity, which tells"),
     "no money": (["budget.limit=6h", "budget.price=2"], "nothing is counted in money"),
     "nothing": (["budget={}"], "give limit or by"),
     "words": (["budget.limit=6 hours"], "did you mean '6h'"),
@@ -47,6 +51,7 @@ REFUSED = {
     "no zone": (["budget.by=2026-12-01T18:00"], "expected a time with its zone"),
     "no GPU": (["budget.limit=6 gpu-hours"], "resources.gpus is 0"),
     "no decay": (["budget.limit=6h", DECAYS[0]], "give num_decay_steps"),
+    "no length": (["budget.limit=6h", "training.lr_scheduler=auto", "training.epochs=1"], "give num_decay_steps"),
     "no number": (["budget.limit=6h", DECAYS[0], "training.lr_scheduler_options={num_decay_steps: x}"], "give num_dec"),
     "fixed": (
         ["budget.limit=6h", DECAYS[0], "training.lr_scheduler_options={num_decay_steps: 4, num_stable_steps: 4}"],
@@ -54,7 +59,16 @@ REFUSED = {
     ),
     "share": (["budget.limit=6h", *DECAYS, "training.warmup_steps=0.1"], "is a share of all steps"),
     "curriculum": (["budget.limit=6h", "training.curriculum={}"], "training.curriculum: does not go with budget"),
-    "sweep": (["budget.limit=6h", "sweep={parameters: {seed: [1, 2]}}"], "sweep: does not go with budget"),
+    "no end": (["budget.limit=6h", "resources.capacity=spot-first"], "set budget.by"),
+    "no budget": (["resources.capacity=spot-first"], "set budget.by"),
+    "several pods": (
+        ["budget.by=2026-12-01T18:00Z", "resources.capacity=spot-first", "resources.nodes=2"],
+        "spot-first does not go with resources.nodes",
+    ),
+    "time of a sweep": (["budget.limit=6h", SWEEP], "counts from the first chunk of one run"),
+    "brackets": ([*MONEY, SWEEP, "sweep.method=optuna"], "set sweep.brackets to 1"),
+    "hyperband": ([*MONEY, SWEEP, "sweep.method=random", "sweep.hyperband={eta: 2}"], "set sweep.brackets to 1"),
+    "shared": ([*MONEY, SWEEP, "sweep.device=shared"], "leave sweep.device out"),
 }
 
 
@@ -63,6 +77,39 @@ def test_what_is_refused(case: str) -> None:
     changes, message = REFUSED[case]
     with pytest.raises(UserError, match=message):
         read(*changes)
+
+
+SCHEDULES = {
+    "without a budget": ([], ("linear", {})),
+    "with one": (
+        ["budget.limit=6h", "training.epochs=null", "training.max_steps=45"],
+        ("warmup_stable_decay", {"num_decay_steps": 4}),
+    ),
+    "of few steps": (
+        ["budget.limit=6h", "training.epochs=null", "training.max_steps=3"],
+        ("warmup_stable_decay", {"num_decay_steps": 1}),
+    ),
+    "with a decay of its own": (
+        [
+            "budget.limit=6h",
+            "training.epochs=null",
+            "training.max_steps=45",
+            "training.lr_scheduler_options={num_decay_steps: 9}",
+        ],
+        ("warmup_stable_decay", {"num_decay_steps": 9}),
+    ),
+    "of epochs": (
+        ["budget.limit=6h", "training.lr_scheduler_options={num_decay_steps: 9}"],
+        ("warmup_stable_decay", {"num_decay_steps": 9}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_a_schedule_that_is_chosen(case: str) -> None:
+    changes, expected = SCHEDULES[case]
+    training = read("training.lr_scheduler=auto", *changes).training
+    assert (training.lr_scheduler, training.lr_scheduler_options) == expected
 
 
 MORE = {

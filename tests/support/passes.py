@@ -112,10 +112,10 @@ INTRODUCTION = """\
 
 <!-- Written by `make passes` from tests/passes.json. -->
 
-`.ci/run` runs all quick tests. `make test-part` runs a share of the slow ones that changes with the commit, `make
-test-touched` those that import code that the commit touched. `make test-all` and the nightly workflow run all. Each run
-notes what passed; `make passes` merges the notes of clean trees into `tests/passes.json`, from which this page and
-[the matrix](matrix.md) are written.
+`.ci/run` runs all quick tests, then slow ones: those that import code that the commit touched (`make
+test-touched`), and a share that changes with the commit (`make test-part`). `make test-all` and the nightly workflow
+run all. Each run notes what passed; `make passes` merges the notes of clean trees into `tests/passes.json`, from which
+this page and [the matrix](matrix.md) are written.
 
 """
 

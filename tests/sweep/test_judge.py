@@ -11,11 +11,14 @@ import pytest
 
 from baton.checkpoint import seals
 from baton.errors import BatonError, DamagedError
+from baton.recipe import load
 from baton.runs import objects
+from baton.runs.documents import Progress
 from baton.runs.outcomes import TrialEntry, TrialInfo, TrialRows, TrialScore
 from baton.runs.run import Sweep
 from baton.signing import KEY_FILE, SIGNED_BY, Signer
-from baton.sweep.trials import compare, decide, rank_trials
+from baton.sweep import search
+from baton.sweep.trials import affordable, compare, decide, rank_trials
 from tests.sweep.swept import in_rungs
 
 
@@ -36,6 +39,25 @@ def test_decide(
     values: dict[str, float | None], keep: int, mode: str, stopped: tuple[str, ...], kept: list[str], beaten: list[str]
 ) -> None:
     assert decide(["a", "b", "c"], values, keep, mode, stopped) == (kept, beaten)
+
+
+@pytest.mark.parametrize(
+    ("keep", "per_chunk", "rest", "trials"),
+    [
+        pytest.param(2, 10.0, 40.0, 2, id="two-chunks-of-the-next-rung-and-two-of-the-last"),
+        pytest.param(2, 10.0, 39.0, 1, id="one-too-many"),
+        pytest.param(2, 10.0, -5.0, 1, id="nothing-is-left"),
+        pytest.param(1, 10.0, 1e9, 1, id="no-more-than-the-rung-keeps"),
+        pytest.param(2, 0.0, 0.0, 2, id="chunks-cost-nothing"),
+    ],
+)
+def test_as_many_advance_as_a_budget_pays_for(keep: int, per_chunk: float, rest: float, trials: int) -> None:
+    rung = search.PlannedRung
+    later = [
+        rung(number=2, bracket=1, chunk=2, keep=1, first=2),
+        rung(number=3, bracket=1, chunk=4, keep=1, first=3),
+    ]
+    assert affordable(later, keep, per_chunk, rest) == trials
 
 
 @pytest.fixture
@@ -264,3 +286,42 @@ def test_a_trial_added_later_is_one_of_them_and_of_two_of_one_name_the_first_sta
     assert not sweep.add(_trial(values={"seed": 2}))
     assert [trial.id for trial in sweep.document().trials] == ["t0", "t1", "t2", "t3", "t9"]
     assert sweep.trial("t9").values == {"seed": 1}
+
+
+def _budgeted(sweep: Sweep, limit: str, **seconds: float) -> None:
+    """Gives a sweep a budget, and its trials that they have trained so long."""
+    head = sweep.document()
+    recipe = load.validate({**head.recipe, "budget": {"limit": limit, "price": 3600.0}}, origin="test")
+    sweep.write(head.model_copy(update={"recipe": recipe.model_dump(mode="json")}))
+    for trial in head.trials:
+        run = sweep.run(trial)
+        run.create(search.configured(recipe, trial.values, trial.id))
+        run.write(Progress(step=2, device_seconds=seconds[trial.id], priced_seconds=seconds[trial.id]))
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "shares"),
+    [
+        pytest.param("80 USD", ["t1", "t2"], ["30.000000 USD", "31.000000 USD"], id="for-both"),
+        pytest.param("79 USD", ["t1"], ["49.000000 USD"], id="for-one"),
+        pytest.param("5 USD", ["t1"], ["10.000000 USD"], id="for-none"),
+    ],
+)
+def test_the_rest_of_a_budget_is_dealt_to_those_who_advance(
+    limit: str, kept: list[str], shares: list[str], tmp_path: Path
+) -> None:
+    sweep = in_rungs(tmp_path / "store")
+    _budgeted(sweep, limit, t0=9.0, t1=10.0, t2=11.0, t3=10.0)
+    _score(sweep, 1, t0=4.0, t1=1.0, t2=2.0, t3=3.0)
+    found, why = _judge(sweep, 1)
+    assert found == kept
+    given = [sweep.run(sweep.trial(trial)).recipe().budget for trial in kept]
+    assert [budget and budget.limit for budget in given] == shares
+    rung = sweep.rung(1)
+    assert rung
+    assert rung.spent == f"40.00 USD of {limit}"
+    assert ("pays for 1" in why.get("t2", "")) == (len(kept) == 1)
+    run = sweep.run(sweep.trial("t1"))
+    run.write(Progress(step=4, device_seconds=25.0, priced_seconds=25.0))
+    _judge(sweep, 1)  # asked again, later: the shares stay
+    assert run.recipe().budget == given[0]

@@ -49,6 +49,8 @@ TESTS = (
     "tests/goldens/test_hashed_documents.py",
     "tests/runs/test_formats.py",
     "tests/checkpoint",
+    "tests/end_to_end/test_seals.py",
+    "tests/models/test_exported_base.py",
     "tests/test_fork_rules.py",
     "tests/pages/test_collect.py",
     "tests/train/attach",
