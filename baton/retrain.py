@@ -278,6 +278,7 @@ def _sha256(value: Any) -> str:
 # Environment variable: the process with which the turn ends, as `this_process` writes it.
 PROCESS = "BATON_RETRAIN_PROCESS"
 _CLOCK = "clock-"
+_TURNS = 20  # newest ones among which a retraining that has ended looks for its own
 _LONGEST_PAUSE = 30.0
 
 
@@ -323,6 +324,15 @@ class RetrainLock:
         if number := self._ours():
             self._storage.write(f"{self._path(number)}/runs.json", json.dumps(runs).encode())
 
+    def runs(self) -> list[str]:
+        """Returns the runs that the owner's newest turn trains, also after its end; none where they are not noted."""
+        newest = self._newest()
+        for number in range(newest, max(newest - _TURNS, 0), -1):
+            holder = self._holder(number)
+            if holder and holder.owner == self._owner:
+                return self._runs(number)
+        return []
+
     def release(self) -> None:
         if number := self._ours():
             self._storage.create(f"{self._path(number)}/ended.json", json.dumps({"at": now()}).encode())
@@ -352,6 +362,12 @@ class RetrainLock:
             # Others may see the same end and create it too: the loop reads back whose it is.
             self._begin(number + 1)
 
+    def _runs(self, number: int) -> list[str]:
+        # Runs that are not noted yet, or damaged, are no sign of life.
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            return [str(run) for run in documents.load(self._storage.read(f"{self._path(number)}/runs.json"))]
+        return []
+
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:06d}"
 
@@ -377,11 +393,7 @@ class RetrainLock:
             written = self._storage.find(self._path(number))
             present = written[clock.rpartition("/")[2]][1]
             signs = [at for name, (_, at) in written.items() if not name.startswith(_CLOCK)]
-            runs: list[str] = []
-            # Runs that are not noted yet, or damaged, are no sign of life.
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-                runs = [str(run) for run in documents.load(self._storage.read(f"{self._path(number)}/runs.json"))]
-            for run in runs:
+            for run in self._runs(number):
                 signs += [at for _, at in self._storage.find(f"runs/{run}").values()]
         except FileNotFoundError:  # a file was renamed during the listing, so somebody lives
             return False

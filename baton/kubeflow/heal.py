@@ -25,10 +25,11 @@ from baton.errors import BatonError
 from baton.kubeflow import run_status, submit
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError, Spec, TransientError
 from baton.kubeflow.run_status import BROKEN, ENDED, GOING_ON, OWN, PATIENCE_S, RunStatus, StageStatus
+from baton.retrain import RetrainLock
 from baton.runs import capacity
 from baton.runs.documents import NodeChoice, PodLoss, Progress
 from baton.runs.plan import Plan
-from baton.runs.run import DocumentFolder, chosen_name, now
+from baton.runs.run import DocumentFolder, Run, Sweep, chosen_name, now
 from baton.runtime import retry
 from baton.store.storage import Storage
 
@@ -290,9 +291,27 @@ def look(client: KubeflowClient, run: KubeflowRun, namespace: str | None, policy
     )
     # Kubeflow's own pods belong to the phase that did not begin.
     at = next((x for x in view.stages if x.state not in ENDED), lost) if lost.name == OWN else lost
-    with contextlib.suppress(BatonError, KeyError, ValueError):  # a sweep or a retraining, or its store is elsewhere
-        run_status.training_run(run, specification, at.name.rpartition(": ")[0]).note_lost_pod(loss)
+    with contextlib.suppress(BatonError, LookupError, ValueError):  # it has not begun, or its store is elsewhere
+        _trained(run, specification, at.name.rpartition(": ")[0]).note_lost_pod(loss)
     return Decision(action, f"{told}; start {done + 1} of {policy.starts}", goes_on)
+
+
+def _trained(run: KubeflowRun, specification: Spec, phase: str) -> DocumentFolder:
+    """Returns the run, or the sweep, that a run of Kubeflow trains.
+
+    Raises:
+        BatonError: Its store is a folder of the pod's own.
+        IndexError: A retraining whose runs are not in the store.
+    """
+    inputs = run_status.parameters_of(specification)
+    if "run_name" in inputs:
+        return run_status.training_run(run, specification, phase)
+    store = Storage(run_status.store_of(run, specification), patience=PATIENCE_S)
+    if "sweep_name" in inputs:
+        return Sweep(store, str(_parameters(run, specification)["sweep_name"]))
+    model = _pipeline(specification).removesuffix("-retrain")
+    named = [x for x in RetrainLock(store, model, run.run_id).runs() if not phase or x.endswith(f"-{phase}")]
+    return Run(store, named[0])
 
 
 def _goes_on(client: KubeflowClient, run: KubeflowRun) -> bool:

@@ -107,6 +107,13 @@ class DocumentFolder:
 
         return [document for document in self.storage.runtime.each(read, paths) if document is not None]
 
+    def note_lost_pod(self, loss: documents.PodLoss) -> None:
+        self.write(loss, _unique())
+
+    def lost_pods(self) -> list[documents.PodLoss]:
+        """Returns the lost pods after which Kubeflow's run was started again, by time."""
+        return self.read_all(documents.PodLoss, "lost-pods")
+
     def raw(self, name: str) -> dict[str, Any] | None:
         """Returns a document as its Baton wrote it, to be hashed or copied; None where there is none."""
         path = self.path(name)
@@ -272,13 +279,6 @@ class Run(DocumentFolder):
 
     def restarts(self) -> list[documents.Restart]:
         return self.read_all(documents.Restart, "restarts")
-
-    def note_lost_pod(self, loss: documents.PodLoss) -> None:
-        self.write(loss, _unique())
-
-    def lost_pods(self) -> list[documents.PodLoss]:
-        """Returns the lost pods after which the run was started again on Kubeflow, by time."""
-        return self.read_all(documents.PodLoss, "lost-pods")
 
     def warn(self, text: str) -> None:
         """Warns a person, in the log, on the screen and in the report."""

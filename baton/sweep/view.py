@@ -1,13 +1,14 @@
 """Content of a sweep's page, read from the store, with its trials ranked."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.runs import lineage
+from baton.runs.documents import PodLoss
 from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, TrialState, Winner
 from baton.runs.plan import Plan
 from baton.runs.run import Run, Sweep
@@ -71,6 +72,7 @@ class View:
     num_rungs: int
     gpus: int  # accelerators of a trial, at most
     families: lineage.Family  # trials that are forks, with their relatives
+    lost_pods: Sequence[PodLoss] = ()  # after which Kubeflow's run was started again
 
     @property
     def is_over(self) -> bool:
@@ -137,6 +139,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True, read: ReadTrial | None = N
         num_rungs=len(document.rungs),
         gpus=int(resources.get("gpus", 0)) * int(nodes["max"] if isinstance(nodes, dict) else nodes),
         families=_families(sweep, trials) if families else {},
+        lost_pods=sweep.lost_pods(),
     )
 
 

@@ -23,15 +23,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton.cli import follow
 from baton.cli.app import app
 from baton.kubeflow import connection, heal, run_status, submit
 from baton.kubeflow.heal import Action, Decision, Policy
 from baton.pages.collect import RunReport
 from baton.pages.run_page import render
 from baton.recipe import load
+from baton.retrain import RetrainLock
 from baton.runs.documents import NodeChoice, Progress
 from baton.runs.plan import Plan
-from baton.runs.run import Run, now
+from baton.runs.run import Run, Sweep, now
 from baton.store.storage import Storage
 
 ASSETS = Path(__file__).parents[1] / "assets/kubeflow-2.17"
@@ -500,11 +502,37 @@ def test_the_report_shows_what_was_lost(backend: Backend) -> None:
     (loss,) = run.lost_pods()
     assert (loss.stage, loss.reason, loss.number, loss.of) == ("train chunk 2", "main: Error (exit code 137)", 1, 3)
     bare = RunReport(run="lost", uri=run.uri, created=now(), recipe_name="", recipe_yaml="", method="sft")
-    title = "Pods lost, and the run started again: 1"
+    title = "Pods lost, and Kubeflow's run started again: 1"
     assert title not in render(bare)
     page = render(replace(bare, lost_pods=run.lost_pods()))
     assert title in page
     assert "main: Error (exit code 137)" in page
+
+
+@pytest.mark.parametrize("kind", ["sweep", "retrain"])
+def test_pages_of_sweeps_and_retrainings_show_what_was_lost(kind: str, backend: Backend) -> None:
+    store = Storage(str(backend.store))
+    run_id = backend.add("pod-lost-failed")
+    remote = backend.api.runs[run_id]
+    spec = backend.api.spec(remote)
+    spec = spec.get("pipeline_spec", spec)
+    inputs, given = spec["root"]["inputDefinitions"]["parameters"], remote["runtime_config"]["parameters"]
+    name, named = given.pop("run_name", "lost"), inputs.pop("run_name")
+    spec["pipelineInfo"]["name"] = f"lost-{kind}"
+    trained: Run | Sweep
+    if kind == "sweep":
+        inputs["sweep_name"], given["sweep_name"] = named, name
+        trained = Sweep(store, name)
+    else:  # its lock is released when the run ends; another retraining has begun since
+        lock = RetrainLock(store, "lost", run_id)
+        assert lock.acquire(wait=False, expires_s=60)
+        lock.note_runs(["lost-0007"])
+        lock.release()
+        assert RetrainLock(store, "lost", "later").acquire(wait=False, expires_s=60)
+        trained = Run(store, "lost-0007")
+    assert backend.look(run_id).action is Action.RETRIED
+    (loss,) = trained.lost_pods()
+    assert (loss.stage, loss.number, loss.of, loss.kubeflow_run) == ("train chunk 2", 1, 3, run_id)
 
 
 def test_a_healer_fits_its_pod() -> None:
@@ -627,6 +655,22 @@ def test_one_healer_submits_a_run_that_gives_way(backend: Backend) -> None:
     waiting = heal.give_way(client, run, None)
     assert waiting
     assert (waiting.action, backend.submissions()) == (Action.WAITS, 0)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_who_waits_for_a_run_follows_it_on_demand(retries: int, backend: Backend) -> None:
+    run_id = _waiting(backend)
+    submission = submit.Submission(run_id=run_id, run_name="t", url="")
+    hours = 20 / 3600 if retries else 1 / 3600
+    with follow.console.capture() as told:
+        ended = follow.with_retries(backend.api.url, None, submission, hours=hours, retries=retries)
+    if not retries:  # it may only watch
+        assert (ended["state"], ended["run_id"], backend.submissions()) == ("unknown", run_id, 0)
+        return
+    assert (ended["state"], backend.submissions()) == ("succeeded", 1)
+    assert ended["run_id"] != run_id
+    assert backend.api.runs[ended["run_id"]]["runtime_config"]["parameters"]["nodes"] == PLACED
+    assert "t: continues on demand: train chunk 1 waits for spot nodes" in told.get()
 
 
 def test_a_healer_ends_what_another_has_left_of_a_run_that_gave_way(backend: Backend) -> None:

@@ -46,6 +46,7 @@ class KfpApi:
         registry: Registered pipelines and their versions.
         requests: Method and path of each request, in order.
         token: Bearer token that every request must carry, or None.
+        authorize: Called with method, path and `Authorization` of each request; raises `ApiError`.
         final_state: The state in which new runs end.
         stops_at: The task at which runs fail, or stay while they are running.
         verdict: The branch that a run's gate takes.
@@ -64,6 +65,7 @@ class KfpApi:
         self.registry = Registry()
         self.requests: list[tuple[str, str]] = []
         self.token: str | None = None
+        self.authorize: Callable[[str, str, str], None] = lambda method, path, authorization: None
         self.final_state = "SUCCEEDED"
         self.stops_at: str | None = None
         self.verdict = "accepted"
@@ -130,6 +132,7 @@ class KfpApi:
             try:
                 if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
                     raise ApiError(401, "Request header error: there is no valid user identity header.")
+                self.authorize(method, path, headers.get("authorization", ""))
                 found = self._route(method, path, query, headers, body)
                 return RawAnswer(200, (found if isinstance(found, str) else json.dumps(found)).encode())
             except ApiError as error:
@@ -276,7 +279,7 @@ class KfpApi:
     def _terminate(self, run: dict[str, Any]) -> dict[str, Any]:
         if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
             raise ApiError(400, f"Invalid input error: Failed to terminate a run {run['run_id']}. Row not found")
-        run.update(_states=["FAILED"], _cancelled=True)
+        run.update(_states=["FAILED"], _cancelled=True, _workflow=None)
         _enter(run, "CANCELING")
         return {}
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from baton.cli import sweep as sweep_display
+from baton.runs.documents import PodLoss
 from baton.runs.outcomes import RungVerdict, SweepHead
-from baton.runs.run import Sweep
+from baton.runs.run import Sweep, now
 from baton.sweep import page
 from baton.sweep import view as sweep_view
 from tests.support.pages import read
@@ -62,6 +63,14 @@ def test_the_page_says_why_each_was_stopped(three_rungs: Sweep) -> None:
     assert html.count("rung 2: ") == 2
     assert "chunk 1 failed: CUDA out of memory." in html
     assert re.search(r"t00\d leads with eval_loss \d\.\d{4} at step 80; 6 of 8 configurations were stopped early", html)
+
+
+def test_the_page_shows_lost_pods(three_rungs: Sweep) -> None:
+    assert "Pods lost" not in page.write(three_rungs)
+    three_rungs.note_lost_pod(PodLoss(stage="train chunk 2", reason="exit code 137", at=now(), number=1, of=5))
+    html = page.write(three_rungs)
+    assert "Pods lost, and Kubeflow's run started again: 1" in html
+    assert '<td class="short">train chunk 2</td>' in html
 
 
 def test_the_page_loads_nothing_and_runs_nothing(three_rungs: Sweep) -> None:
