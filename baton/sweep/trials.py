@@ -360,22 +360,25 @@ def _judged(
         rows = {trial: read(trial, outcomes.TrialRows) for trial in (kept[-1], *beaten)}
         differences = compare(kept[-1], rows, document.mode, sure, recipe.seed)
     ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
-    top, ranked, is_last = len(kept), len(kept) + len(beaten), rung.chunk == document.num_chunks
+    ranked, is_last = len(kept) + len(beaten), rung.chunk == document.num_chunks
+    most = ranked
     told: dict[str, Any] = {"differences": differences} if differences else {}
     if (limit := _limit(recipe)) and recipe.budget:
         told["spent"] = f"{recipe.budget.cost(sum(spent.values()))} of {recipe.budget.limit}"
         later = [each for bracket in search.brackets(recipe) for each in bracket.rungs if each.number > rung.number]
         per_chunk = sum(spent[trial] for trial in entered) / max(len(entered) * rung.chunk, 1)
         if kept and not is_last:
-            top = affordable(later, top, per_chunk, limit - sum(spent.values()))
-            kept, beaten = kept[:top], [*kept[top:], *beaten]
+            most = affordable(later, ranked, per_chunk, limit - sum(spent.values()))
+            kept, beaten = kept[:most], [*kept[most:], *beaten]
+    top = len(kept)
     for place, trial in enumerate(beaten, top + 1):
         why, difference = f"place {place} of {ranked}, top {top} kept", differences.get(trial)
-        if place <= rung.keep:
-            why += f"; {told['spent']} spent, and the rest pays for {top}"
-        elif sure and difference and difference.confidence < sure and not is_last:
+        advances = place <= rung.keep or (sure and difference and difference.confidence < sure and not is_last)
+        if advances and len(kept) < most:
             kept.append(trial)
             continue
+        if advances:
+            why += f"; {told['spent']} spent, and the rest pays for {most}"
         if sure:
             why += f"; {difference.in_words if difference else 'not compared by rows'}"
         ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)

@@ -325,3 +325,15 @@ def test_the_rest_of_a_budget_is_dealt_to_those_who_advance(
     run.write(Progress(step=4, device_seconds=25.0, priced_seconds=25.0))
     _judge(sweep, 1)  # asked again, later: the shares stay
     assert run.recipe().budget == given[0]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [("90 USD", ["t0", "t1", "t2"]), ("89 USD", ["t0", "t1"])])
+def test_who_cannot_be_told_apart_advances_if_the_budget_pays_for_it(
+    limit: str, kept: list[str], tmp_path: Path
+) -> None:
+    sweep = in_rungs(tmp_path / "store", sure=0.9)
+    _budgeted(sweep, limit, t0=10.0, t1=10.0, t2=10.0, t3=10.0)
+    _rows(sweep, 1, t0=_noisy(-0.5, 0), t1=ROWS, t2=_noisy(0.02, 0.5), t3=_noisy(2, 0.1))
+    found, why = _judge(sweep, 1)
+    assert found == kept
+    assert ("pays for 2; worse than t1" in why.get("t2", "")) == (len(kept) == 2)
