@@ -28,10 +28,14 @@ settings.load_profile("baton")
 pytest_plugins = ("tests.support.pipelines",)
 LONG_FIRST = ("exactness", "end_to_end", "cli", "kubeflow", "local", "compiler")
 """Folders of the longest tests: begun first, no worker is left with one of them when the others have ended."""
+SLOW_S = 1800  # three times the longest one alone: three at a time share a machine's cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files that take longest before the others."""
+    """Puts the files that take longest before the others, and gives slow tests more time than quick ones."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
     items.sort(
         key=lambda item: next((at for at, name in enumerate(LONG_FIRST) if name in item.path.parts), len(LONG_FIRST))
     )

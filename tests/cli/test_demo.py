@@ -36,7 +36,6 @@ def test_a_flat_curve_is_drawn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_without_the_model_a_small_one_is_trained_and_said_to_be(tmp_path: Path) -> None:
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "BATON_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
@@ -63,7 +62,6 @@ def test_without_the_model_a_small_one_is_trained_and_said_to_be(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_recipe_takes_the_demo_s_place(tmp_path: Path) -> None:
     small = ["model.from_scratch.hidden_size=32", "data.max_samples=400", "training.max_steps=12", "chunks.count=2"]
     changes = [

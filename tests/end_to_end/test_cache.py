@@ -60,7 +60,6 @@ def submitted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_that_is_submitted_again_skips_what_is_there_and_makes_what_is_gone(submitted: Submitted, store: Path):
     ran, digest = submitted()
     assert ran == ALWAYS | CACHED

@@ -11,7 +11,6 @@ from tests.support import notebook
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("nbclient", "ipykernel"):
         pytest.importorskip(package, reason=f"{package} is not installed; `make setup` does it")

@@ -18,7 +18,6 @@ PLACED = ["budget.by=2099-12-01T18:00Z", "resources.capacity=spot-first"]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_nodes_are_handed_from_chunk_to_chunk_and_change_no_bit(tmp_path: Path) -> None:
     def digest(name: str, overrides: list[str], **arguments: Any) -> str:
         package, store = str(tmp_path / f"{name}.yaml"), str(tmp_path / name)

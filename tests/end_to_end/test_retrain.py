@@ -91,7 +91,6 @@ def _sides(storage: Storage, run: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str) -> None:
     _recipe(tmp_path, base)
     storage = Storage(str(tmp_path / "store"))
@@ -134,7 +133,6 @@ def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_retraining_that_is_killed_goes_on_and_one_beside_it_is_dropped(tmp_path: Path, base: str) -> None:
     _recipe(tmp_path, base, retrain={"concurrency": "drop"})
     storage = Storage(str(tmp_path / "store"))

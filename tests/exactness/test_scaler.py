@@ -13,7 +13,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.runs.run import Run
 from tests.exactness.matrix import Cell, dropping, merge
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 FIRST_SCALE = 2.0**30
 """So large that gradients of the first steps overflow, and each of these steps halves it."""
 METHODS = ("sft", "dpo", "grpo")

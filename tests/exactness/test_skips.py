@@ -289,7 +289,6 @@ def test_a_proof_of_a_run_that_skips_is_exact(planted: Make, legs: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("epochs", [1.0, 2.0])
 def test_a_drill_of_a_run_that_skips_is_exact(epochs: float, planted: Make, legs: Any) -> None:
     recipe = planted({}, training__epochs=epochs, chunks__count=2, chunks__wait_for_commit=False)

@@ -22,7 +22,7 @@ from baton.runs.run import Run
 from baton.store.storage import Storage
 from tests.gallery import recipes, rows, twins
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 CASES = [pytest.param(path, id=path.stem) for path in recipes.PATHS]
 
 

@@ -47,7 +47,6 @@ def test_builds_for_other_devices_do_not_travel(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_cells_run_with_what_is_there_and_what_comes_alone(tmp_path: Path) -> None:
     allowed, site = {*wheels.THERE, *wheels.FROM_LOCK}, tmp_path / "site-packages"
     site.mkdir()

@@ -18,7 +18,7 @@ from baton.store.storage import Storage
 if TYPE_CHECKING:
     from tests.end_to_end.cluster.backend import Backend, PipelineRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 GATE = {"perplexity": "<= baseline * 1000"}
 LATER = ("evaluate", "export", "report")

@@ -78,7 +78,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_containers_and_a_bucket_give_the_bits_of_processes_and_a_folder(
     image, engine, baton, undisturbed, s3_store, s3_credentials
 ):
@@ -96,7 +95,6 @@ def test_containers_and_a_bucket_give_the_bits_of_processes_and_a_folder(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_quickstart_runs_in_containers_with_its_store_in_a_bucket(image, baton, s3_store, s3_credentials):
     shutil.copy(QUICKSTART, baton.folder / "recipe.yaml")
     baton.env |= s3_credentials
@@ -106,7 +104,6 @@ def test_the_quickstart_runs_in_containers_with_its_store_in_a_bucket(image, bat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_without_a_gpu_its_image_gives_the_bits_of_processes(gpu_image, baton, undisturbed):
     found, errors = baton.run("--runner", "docker", "--image", gpu_image)
     assert digests(found) == undisturbed
@@ -129,7 +126,6 @@ def end(baton: Baton, number: signal.Signals, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_an_interrupted_run_leaves_no_container_and_goes_on(image, engine, baton, undisturbed):
     arguments = ("--run", "one", "--runner", "docker", "--image", image)
     assert end(baton, signal.SIGINT, *arguments) == 130
@@ -162,7 +158,6 @@ def run_with(baton: Baton, image: str, ends: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ends", ["killed", "device", "store"])
 def test_a_process_that_is_lost_in_its_container_is_followed_by_a_fresh_one(ends, image, baton, undisturbed):
     assert digests(run_with(baton, image, ends)) == undisturbed
@@ -170,7 +165,6 @@ def test_a_process_that_is_lost_in_its_container_is_followed_by_a_fresh_one(ends
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_mistake_in_a_container_does_not_start_twice(image, baton):
     found = run_with(baton, image, "mistake")
     assert (found["state"], found.get("run")) == ("failed", "r"), found
