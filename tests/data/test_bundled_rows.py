@@ -53,7 +53,6 @@ def test_replies_differ() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["quickstart", "sweep", "demo", "smollm2-dpo", "smollm2-tools"])
 def test_no_check_finds_anything(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,6 @@ from baton.train.context import TrainContext
 from tests.exactness import matrix
 from tests.exactness.matrix import Cell, adapter, training
 
-pytestmark = pytest.mark.timeout(900)
 slow = pytest.mark.slow
 
 STEPS = 19

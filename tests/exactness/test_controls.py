@@ -12,15 +12,10 @@ from tests.exactness import controls
 from tests.exactness.matrix import Cell
 from tests.exactness.matrix_table import all_cells
 
-pytestmark = pytest.mark.timeout(1800)
-
 QUICK = ("sft-full-early-stopping", "grpo-full-three-iterations")
 """Between them no part is idle but the scaler."""
 CELLS = [
-    pytest.param(
-        cell, id=cell.name, marks=[pytest.mark.timeout(900), *([] if cell.name in QUICK else [pytest.mark.slow])]
-    )
-    for cell in all_cells()
+    pytest.param(cell, id=cell.name, marks=[] if cell.name in QUICK else [pytest.mark.slow]) for cell in all_cells()
 ]
 
 

@@ -83,6 +83,5 @@ def test_two_hundred_kills_lose_nothing(name: str, drill: Callable[..., dict[str
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.timeout(1200)
 def test_two_hundred_kills_on_s3_lose_nothing(drill: Callable[..., dict[str, Any]], s3_store: str) -> None:
     _require_exact(drill("lora", 200, prefix="drill-s3", seed=3, store=s3_store), 200)

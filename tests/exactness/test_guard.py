@@ -18,7 +18,6 @@ from baton.runs.run import Run
 from tests.exactness import matrix
 from tests.exactness.matrix import SCRATCH, WRITES, Cell, Changes, adapter, training
 
-pytestmark = pytest.mark.timeout(900)
 slow = pytest.mark.slow
 
 PLANTED: Changes = {"hooks": {"trainer": "tests.resume.own:Planted"}}

@@ -16,8 +16,6 @@ from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import TrialInfo, TrialScore
 from baton.runs.run import Run
 
-pytestmark = pytest.mark.timeout(900)
-
 STRATEGIES = ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)]
 
 

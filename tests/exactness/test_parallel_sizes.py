@@ -9,7 +9,6 @@ import pytest
 from baton.recipe.recipe import Recipe
 from tests.exactness import sizes
 
-pytestmark = pytest.mark.timeout(900)
 STILL = {"model__from_scratch__config": {}}
 
 

@@ -14,8 +14,6 @@ from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import TrialInfo, TrialScore
 from baton.runs.run import Run
 
-pytestmark = pytest.mark.timeout(900)
-
 SKIPPING = {"callbacks": [{"use": "tests.resume.own:Skipping"}]}
 """Some workers do not use some of the weights."""
 

@@ -12,8 +12,6 @@ from tests.exactness import matrix_virtual
 from tests.exactness.matrix import READS, Cell
 from tests.exactness.matrix_virtual import FEW, NAME, TARGETS, WAYS
 
-pytestmark = pytest.mark.timeout(1800)
-
 CELLS = [pytest.param(x, id=x.name, marks=pytest.mark.slow) for x in matrix_virtual.cells()]
 
 

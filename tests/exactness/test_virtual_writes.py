@@ -15,8 +15,6 @@ from tests.exactness.matrix import WRITES, Changes, training
 from tests.exactness.matrix_virtual import ENDING, SPANNING, WRITING
 from tests.exactness.matrix_virtual import STEPS_OF_WRITING as STEPS
 
-pytestmark = pytest.mark.timeout(900)
-
 CHANGING = {1: 2, 4: 5, 2: STEPS}
 """Processes of each chunk, and its end."""
 

@@ -20,7 +20,7 @@ from baton.store.manifest import read_manifest
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
 )
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 STAGES = ["zero2", "zero3"]
 
 

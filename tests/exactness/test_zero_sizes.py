@@ -11,7 +11,6 @@ from baton.recipe.recipe import Recipe
 from tests.exactness import sizes
 
 pytestmark = [
-    pytest.mark.timeout(900),
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"),
 ]

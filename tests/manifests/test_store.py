@@ -152,7 +152,6 @@ def _baton(folder: Path, environment: dict[str, str], *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.timeout(900)
 def test_planted_credentials_are_nowhere_after_a_run(user: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "planted.yaml").write_text(RECIPE)
     environment = {**user, **PLANTED, "HF_HUB_OFFLINE": "1"}

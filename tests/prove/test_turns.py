@@ -32,7 +32,6 @@ def test_numbers_that_cannot_share_the_workers_are_refused(text: str, overrides:
         prove.parse_processes(text, recipe)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_proof_in_which_processes_take_turns(tmp_path: Path) -> None:
     page = tmp_path / "proof.html"

@@ -34,7 +34,6 @@ def mean(faulty_s3: Any, tmp_path: Path) -> Iterator[Mean]:
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.timeout(900)
 def test_twenty_kills_in_all_stages_lose_nothing_and_leave_nothing(mean: Mean, tmp_path: Path, faulty_s3: Any) -> None:
     mean.run()
     assert mean.kills >= 20

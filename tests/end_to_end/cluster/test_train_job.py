@@ -287,7 +287,6 @@ def _stage_pod() -> dict[str, Any]:
     return {"metadata": {"name": f"stage-{uuid.uuid4().hex[:6]}"}, "spec": {"containers": [container]}}
 
 
-@pytest.mark.timeout(900)
 def test_two_nodes_train_a_chunk(
     controller: Controller,
     as_stage: Cluster,
