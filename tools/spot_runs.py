@@ -161,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--after", type=int, default=0, help="runs measured before, which are left out")
     parser.add_argument("--limit", type=float, default=1.5, help="budget as a multiple of the expected device time")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +182,8 @@ def main() -> None:
             start, rate, wait = starts(trace, chance, whole.seconds.expected)
         except ValueError as error:
             rows.append({"trace": place, "left_out": str(error)})
+            continue
+        if number < given.after:
             continue
         changes = {**CHANGES, "resources.interruptions_per_day": rate, "budget.limit": "100 USD"}
         wait += again - known.start

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.exactness import matrix_turns, matrix_virtual
+from tests.exactness import matrix_budget, matrix_turns, matrix_virtual
 from tests.exactness.matrix import METHODS, Cell, cells
 from tests.support import passes
 
@@ -27,6 +27,7 @@ Weights are in brackets. CPU and float32, unless the feature names something els
   (1→4→2), for 8 steps, against one process. Plain cells also run in one chunk of two and four, and as 4→1→2. Other
   traces of the number of processes are in `test_virtual.py` and, for generating methods, `test_virtual_writes.py`.
 - Shared process: trials of two seeds take turns inside one process, killed twice, against each recipe alone.
+- Budget: a run that ends with its budget, or goes on with another, against the run that was told its length.
 
 """
 
@@ -83,7 +84,7 @@ run their CPU part.
 def markdown(record: passes.Record) -> str:
     """Returns the page, with the last passes of a record."""
     features: dict[str, dict[str, str]] = {}
-    for test, cell in (*_tests(), *_turns()):
+    for test, cell in (*_tests(), *_turns(), *matrix_budget.tests()):
         commit = record.get(test, {}).get("commit", "")[:7]
         features.setdefault(shown(cell), {})[cell.method] = f"{'●' if cell.quick else '○'} {commit}".strip()
     head = f"| feature | {' | '.join(METHODS)} |\n|---|{':-:|' * len(METHODS)}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import itertools
 import json
@@ -21,13 +20,11 @@ from baton.runs.documents import RunEnd, RunInfo
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train.context import TrainContext
-from tests.exactness import matrix
 from tests.exactness.matrix import Cell, adapter, training
+from tests.exactness.matrix_budget import ALONE, STEPS, limited
 
 slow = pytest.mark.slow
 
-STEPS = 19
-DECAY = {"lr_scheduler": "warmup_stable_decay", "lr_scheduler_options": {"num_decay_steps": 4}, "warmup_steps": 2}
 LIMIT = {"limit": "1 USD", "price": 1.0, "reserve": "1s"}
 EARLY, LATE = 2900.0, 1900.0
 """Seconds, of the hour that this pays, in which the first chunk has not yet begun to train."""
@@ -35,14 +32,6 @@ SPANS = {(True, EARLY): (3, 7), (True, LATE): (13, 17), (False, EARLY): (7, 8), 
 """Whether there is a decay, and what is over → the last stable step, and the last one."""
 
 
-def limited(cell: Cell) -> Cell:
-    """Returns a cell whose schedule ends in a decay."""
-    changes = training(**DECAY)
-    matrix.merge(changes, copy.deepcopy(cell.changes))
-    return Cell(cell.method, cell.weights, f"budget {cell.feature}", changes, steps=STEPS)
-
-
-ALONE = [limited(Cell(method, "full", "alone")) for method in matrix.METHODS]
 CELLS = [
     limited(Cell("sft", "lora", "dropout", adapter(dropout=0.3))),
     limited(Cell("sft", "full", "evaluated", {"evaluation": {"every": 3}})),
