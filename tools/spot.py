@@ -259,7 +259,8 @@ python -m tools.spot_runs FOLDER
 
 The quickstart in two chunks, a checkpoint each ten seconds, once under each trace, an hour of it in ten seconds. A
 training process is killed at the moment its trace loses the machine. A *forecast* follows an undisturbed run, and the
-rate and length of the trace's losses. *Limit* is the budget. Times are in seconds.
+rate of the trace's losses and their mean length. *Limit* is the budget. Times are in seconds. Two traces have no start
+with few losses; one was run twice.
 {within} of {runs} device times and {ends} of {runs} ends are within their 90%. {kept} of {runs} runs kept their limit,
 {exported} with an evaluated and exported model. Two cores, {date}, commit {commit}.
 """
