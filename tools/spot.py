@@ -259,8 +259,8 @@ python -m tools.spot_runs FOLDER
 
 The quickstart in two chunks, a checkpoint each ten seconds, once under each trace, an hour of it in ten seconds. A
 training process is killed at the moment its trace loses the machine. A *forecast* follows an undisturbed run, and the
-rate of the trace's losses and their mean length. *Limit* is the budget. Times are in seconds. Two traces have no start
-with few losses; one was run twice.
+rate of the trace's losses and their mean length. *End* is from the start of the first stage to the end of the last one.
+*Limit* is the budget. Times are in seconds. Two traces have no start with few losses; {twice} were run twice.
 {within} of {runs} device times and {ends} of {runs} ends are within their 90%. {kept} of {runs} runs kept their limit,
 {exported} with an evaluated and exported model. Two cores, {date}, commit {commit}.
 """
@@ -280,6 +280,7 @@ def real_runs(measured: Any) -> list[str]:
         kept=sum(row["device_seconds"] <= row["limit"] for row in rows),
         exported=sum(row["model"] and row["state"] == "succeeded" for row in rows),
         runs=len(rows),
+        twice=len(rows) - len({row["trace"] for row in rows}),
         date=measured["date"],
         commit=measured["commit"],
     ).splitlines()

@@ -1,13 +1,14 @@
 """Real runs on this machine under recorded spot availability, an hour of it in ten seconds.
 
-`python -m tools.spot_runs FOLDER` trains the quickstart once for each trace of `tools/spot.py`. Where the trace loses
-its machine, the training process is killed; where it has one again, the run is started again. Each is compared with
-its forecast by the first run, which is not killed. `FOLDER/runs.json` has a line for each.
+`python -m tools.spot_runs FOLDER` trains the quickstart under the traces of `tools/spot.py` in turn. Where a trace
+loses its machine, the training process is killed; where it has one again, the run is started again. Each is compared
+with its forecast by the first run, which is not killed. `FOLDER/spot_runs.json` is for `tests/assets`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -27,10 +28,13 @@ from baton.kfp.processes import FreshProcess
 from baton.local import results
 from baton.recipe import load
 from baton.runs.bill import bill
+from baton.runs.documents import RunInfo, moment
 from baton.runs.forecast import DAY, forecast, measured
 from baton.runs.run import Run
+from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
-from tools.spot import TRACES, Trace
+from benchmarks.published import commit
+from tools.spot import RUNS, TRACES, Trace
 
 SCALE = 10 / 3600  # seconds here for one of a trace
 HOURS = 24  # of a trace, that a start is chosen for
@@ -49,7 +53,7 @@ CHANGES = {
 class Training:
     """A run on this machine in a process of its own."""
 
-    def __init__(self, loaded: api.LoadedRecipe, name: str, folder: Path) -> None:
+    def __init__(self, loaded: LoadedRecipe, name: str, folder: Path) -> None:
         request = {
             "recipe": load.dumps(loaded.localised()),
             "name": name,
@@ -86,10 +90,10 @@ class Training:
         self.ended.wait()
 
 
-def one(loaded: api.LoadedRecipe, name: str, folder: Path, trace: Trace, start: float) -> dict[str, Any]:
+def one(loaded: LoadedRecipe, name: str, folder: Path, trace: Trace, start: float) -> dict[str, Any]:
     """Trains one run under a trace, and returns its figures."""
     began: float | None = None  # of the trace's clock: the first step
-    kills, waited, total = 0, 0.0, time.monotonic()
+    kills, waited = 0, 0.0
     while True:
         training = Training(loaded, name, folder)
         while not training.ended.wait(0.05):
@@ -107,8 +111,8 @@ def one(loaded: api.LoadedRecipe, name: str, folder: Path, trace: Trace, start: 
         else:
             break
     run = Run(Storage(loaded.localised().store.uri), name)
-    told = results.result(run)
-    paid = bill(run)
+    told, paid = results.result(run), bill(run)
+    ended = max(moment(stage.at) for stage in run.records())
     assert paid
     return {
         "run": name,
@@ -117,7 +121,7 @@ def one(loaded: api.LoadedRecipe, name: str, folder: Path, trace: Trace, start: 
         "steps": told["steps"],
         "kills": kills,
         "waited": round(waited, 1),
-        "seconds": round(time.monotonic() - total, 1),
+        "seconds": round(ended - moment(run.need(RunInfo).created), 1),
         "device_seconds": round(paid.total - paid.after, 1),
         "budget": told["budget"],
     }
@@ -161,7 +165,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--after", type=int, default=0, help="runs measured before, which are left out")
     parser.add_argument("--limit", type=float, default=1.5, help="budget as a multiple of the expected device time")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -174,16 +177,16 @@ def main() -> None:
     )
     known = measured(Run(Storage(undisturbed.localised().store.uri), "undisturbed"), "the undisturbed run")
     assert known
-    rows = []
-    for number, (place, recorded) in enumerate(list(json.loads(TRACES.read_text()).items())[: given.runs]):
+    whole = forecast(undisturbed.localised(), known)
+    rows: list[dict[str, Any]] = []
+    document = {"date": time.strftime("%-d %B %Y"), "commit": commit(), "rows": rows}
+    for place, recorded in itertools.cycle(json.loads(TRACES.read_text()).items()):
+        if len(rows) == given.runs:
+            break
         trace = Trace(recorded)
-        whole = forecast(undisturbed.localised(), known)
         try:
             start, rate, wait = starts(trace, chance, whole.seconds.expected)
-        except ValueError as error:
-            rows.append({"trace": place, "left_out": str(error)})
-            continue
-        if number < given.after:
+        except ValueError:
             continue
         changes = {**CHANGES, "resources.interruptions_per_day": rate, "budget.limit": "100 USD"}
         wait += again - known.start
@@ -191,21 +194,20 @@ def main() -> None:
         limit = told.device_seconds.expected * given.limit / 3600
         loaded = api.load("quickstart", {**changes, "budget.limit": f"{limit:.5f} USD"}, store=store)
         row = {"trace": place, "rate": rate, "wait": wait, "limit": limit * 3600, "forecast": told.to_json()}
-        rows.append({**row, **one(loaded, f"trace-{number}", given.folder, trace, start)})
-        (given.folder / "runs.json").write_text(json.dumps(rows, indent=1))
+        rows.append({**row, **one(loaded, f"trace-{len(rows)}", given.folder, trace, start)})
+        (given.folder / RUNS.name).write_text(json.dumps(document, indent=1) + "\n")
         show(rows)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table("trace", "kills", "device time", "forecast", "end", "forecast", "limit", "steps", "state")
     for row in rows:
-        if "left_out" not in row:
-            ranges = [[f"{value:.0f}" for value in row["forecast"][key][1:]] for key in ("device_seconds", "seconds")]
-            table.add_row(
-                row["trace"].rpartition("/")[2],
-                *(str(row["kills"]), f"{row['device_seconds']:.0f}", "–".join(ranges[0])),
-                *(f"{row['seconds']:.0f}", "–".join(ranges[1]), f"{row['limit']:.0f}", str(row["steps"]), row["state"]),
-            )
+        ranges = [[f"{value:.0f}" for value in row["forecast"][key][1:]] for key in ("device_seconds", "seconds")]
+        table.add_row(
+            row["trace"].rpartition("/")[2],
+            *(str(row["kills"]), f"{row['device_seconds']:.0f}", "–".join(ranges[0])),
+            *(f"{row['seconds']:.0f}", "–".join(ranges[1]), f"{row['limit']:.0f}", str(row["steps"]), row["state"]),
+        )
     Console().print(table)
 
 

@@ -23,6 +23,7 @@ from baton.runs.spending import reserve, save_interval
 
 RUNS = 2000  # simulated
 SHARE = 0.9  # of them within the range
+VARIES = 0.1  # share by which all times of another run on the same machine are longer or shorter, at most
 FAR = 0.05  # of the time: another interval between checkpoints is better by that much
 MOST = 1000  # times the cost with checkpoints, of a script that ends
 HOPELESS = 30.0  # interruptions in a time that is to pass without one: more change no word of a forecast
@@ -150,7 +151,8 @@ def forecast(recipe: Recipe, known: Measured, wait: float = MACHINE_S) -> Foreca
     Interruptions come at `resources.interruptions_per_day`, else at the rate of the measured run. The time between two
     checkpoints is trained until it passes without one (Daly, 2006, "A higher order estimate of the optimum checkpoint
     interval for restart dumps", equation 13). Ranges hold 90% of simulated runs, with a pace between the measured
-    run's slowest and fastest. The best interval is Young's (1974), √(2 × save × time between interruptions).
+    run's slowest and fastest, and all times up to `VARIES` longer or shorter. The best interval is Young's (1974),
+    √(2 × save × time between interruptions).
 
     Args:
         recipe: The run's.
@@ -171,11 +173,12 @@ def forecast(recipe: Recipe, known: Measured, wait: float = MACHINE_S) -> Foreca
     fixed = known.first_start + (chunks - 1) * known.start + chunks * known.end + (saves - chunks) * known.save
     random = numpy.random.default_rng(0)
     pace = random.uniform(min(known.paces) / known.step, max(known.paces) / known.step, RUNS)
+    varied = random.permutation(numpy.linspace(1 - VARIES, 1 + VARIES, RUNS))
     cut = random.negative_binomial(saves, math.exp(-min(rate * between, HOPELESS)), RUNS)
     mean, spread = _lost(between, rate)
     lost = random.normal(cut * mean, numpy.sqrt(cut) * spread).clip(0)  # the sum of that many
-    process = work * pace + fixed + lost + cut * known.start
-    waits = known.before + (chunks - 1) * known.pause + random.gamma(cut, wait) + known.after
+    process = varied * (work * pace + fixed + cut * known.start) + lost
+    waits = varied * (known.before + (chunks - 1) * known.pause + known.after) + random.gamma(cut, wait)
     weight = budget.weight(recipe.resources.capacity) if budget else 1.0
     best = max(math.sqrt(2 * known.save / rate), step) if rate else None
 
