@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 from baton import events
@@ -209,8 +210,18 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     return [run.uri for run in runs]
 
 
-def deal(sweep: Sweep, runs: Sequence[str], devices: int) -> list[dict[str, str]]:
+def deal(sweep: Sweep, runs: Sequence[str], devices: int, judged: int = 0) -> list[dict[str, str]]:
     """Deals the trials of a rung, given by their runs' addresses, to at most so many devices.
+
+    After a rung, each trial has the seconds of its newest chunk, and the longest go first, each to the device with the
+    least so far: at most 4/3 of the best deal's time (Graham, 1969, "Bounds on multiprocessing timing anomalies").
+    Before the first one, devices have equal numbers of trials.
+
+    Args:
+        sweep: The sweep.
+        runs: The trials' runs.
+        devices: Number of devices.
+        judged: Number of the rung before, 0 before the first one.
 
     Returns:
         For each device `sweep_uri` and `trials`, their ids between spaces. Trials that may share a process are next to
@@ -220,9 +231,21 @@ def deal(sweep: Sweep, runs: Sequence[str], devices: int) -> list[dict[str, str]
     ids = [run.need(outcomes.TrialInfo).id for run in opened]
     sharing = share(dict(zip(ids, SYSTEM.each(Run.resolved_recipe, opened), strict=True)))
     ordered = [trial for group in (*sharing.groups, sharing.apart) for trial in group]
-    count = min(devices, len(ordered))
-    ends = [len(ordered) * at // count for at in range(count + 1)]
-    return [{"sweep_uri": sweep.uri, "trials": " ".join(ordered[first:end])} for first, end in itertools.pairwise(ends)]
+    count, verdict = min(devices, len(ordered)), sweep.rung(judged) if judged else None
+    scores = verdict.scores if verdict else {}
+    known = {trial: scores[trial].seconds or 0.0 for trial in ordered if trial in scores}
+    if any(known.values()):
+        usual = fmean(known.values())  # of a trial that was resumed
+        loads, dealt = [0.0] * count, [set[str]() for _ in range(count)]
+        for trial in sorted(ordered, key=lambda trial: -known.get(trial, usual)):
+            device = loads.index(min(loads))
+            loads[device] += known.get(trial, usual)
+            dealt[device].add(trial)
+        shares = [[trial for trial in ordered if trial in own] for own in dealt]
+    else:
+        ends = [len(ordered) * at // count for at in range(count + 1)]
+        shares = [ordered[first:end] for first, end in itertools.pairwise(ends)]
+    return [{"sweep_uri": sweep.uri, "trials": " ".join(own)} for own in shares]
 
 
 @dataclass(frozen=True, kw_only=True)

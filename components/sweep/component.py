@@ -140,4 +140,4 @@ def judge(
         for path, text in ((ranking.path, publish(sweep, rung)), (winner, verdict.winner)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-        return deal(sweep, verdict.kept, devices) if devices else verdict.kept
+        return deal(sweep, verdict.kept, devices, rung) if devices else verdict.kept

@@ -14,11 +14,11 @@ from baton.errors import BatonError, DamagedError
 from baton.recipe import load
 from baton.runs import objects
 from baton.runs.documents import Progress
-from baton.runs.outcomes import TrialEntry, TrialInfo, TrialRows, TrialScore
+from baton.runs.outcomes import RungScore, RungVerdict, TrialEntry, TrialInfo, TrialRows, TrialScore
 from baton.runs.run import Sweep
 from baton.signing import KEY_FILE, SIGNED_BY, Signer
 from baton.sweep import search
-from baton.sweep.trials import affordable, compare, decide, rank_trials
+from baton.sweep.trials import affordable, compare, deal, decide, rank_trials
 from tests.sweep.swept import in_rungs
 
 
@@ -337,3 +337,28 @@ def test_who_cannot_be_told_apart_advances_if_the_budget_pays_for_it(
     found, why = _judge(sweep, 1)
     assert found == kept
     assert ("pays for 2; worse than t1" in why.get("t2", "")) == (len(kept) == 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "devices", "shares"),
+    [
+        pytest.param({}, 2, ["t0 t1", "t2 t3"], id="before-the-first-rung"),
+        pytest.param({"t0": None, "t1": None}, 3, ["t0", "t1", "t2 t3"], id="no-times"),
+        pytest.param({"t0": 1.0, "t1": 8.0, "t2": 3.0, "t3": 4.0}, 2, ["t1", "t0 t2 t3"], id="one-is-slow"),
+        pytest.param({"t1": 8.0, "t2": 3.0, "t3": 4.0}, 2, ["t1 t2", "t0 t3"], id="one-was-resumed"),
+        pytest.param({"t0": 1.0, "t1": 8.0, "t2": 3.0, "t3": 4.0}, 9, ["t1", "t3", "t2", "t0"], id="a-device-each"),
+    ],
+)
+def test_devices_have_trials_of_about_equal_time(
+    seconds: dict[str, float | None], devices: int, shares: list[str], sweep: Sweep
+) -> None:
+    head = sweep.document()
+    recipe = load.validate(head.recipe, origin="test")
+    for trial in head.trials:
+        sweep.run(trial).create(search.configured(recipe, trial.values, trial.id))
+    scores = {trial: RungScore(value=1.0, seconds=took) for trial, took in seconds.items()}
+    if scores:
+        kept = [trial.id for trial in head.trials]
+        sweep.write(RungVerdict(rung=1, bracket=1, chunk=1, scores=scores, kept=kept, stopped=[], at="now"), 1)
+    dealt = deal(sweep, [sweep.run(trial).uri for trial in head.trials], devices, 1 if scores else 0)
+    assert [each["trials"] for each in dealt] == shares
