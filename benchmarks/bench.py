@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,15 +127,12 @@ class Bench:
             found["Run:ai"] = self.transfer_down("runai_get", uri)
         return found
 
-    def raw_up(self, folder: str, prefix: str, clients: Sequence[str] = ("obstore", "boto3")) -> dict[str, Event]:
-        """Sends by raw writers, and removes what they sent."""
-        found = {}
-        for name in clients:
-            operation = {"obstore": "raw_put", "boto3": "boto3_put"}[name]
-            self.server.expect(sum(entry.stat().st_size for entry in os.scandir(folder)))
-            found[name] = self.transfer(operation, folder, f"{self.server.uri}/{prefix}")
-            self.server.clear(prefix)
-        return found
+    def raw_up(self, folder: str, prefix: str) -> float:
+        """Returns the seconds in which a raw writer sends files, which are then removed."""
+        self.server.expect(sum(entry.stat().st_size for entry in os.scandir(folder)))
+        seconds = float(self.transfer("raw_put", folder, f"{self.server.uri}/{prefix}")["seconds"])
+        self.server.clear(prefix)
+        return seconds
 
 
 def parse_event(line: str) -> Event | None:

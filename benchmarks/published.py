@@ -281,8 +281,7 @@ def _section(name: str, row: Mapping[str, Any]) -> str:
     charts = "".join(
         f"\n![{chart['title']}](../pictures/bench-{name}-{end}.svg)\n" for end, chart in sorted(row["charts"].items())
     )
-    void = [figure["void"] for figure in row["figures"] if figure["void"]]
-    notes = "".join(f"- {note}\n" for note in [*row["notes"], *void])
+    notes = "".join(f"- {note}\n" for note in row["notes"])
     versions = ", ".join(f"{library} {version}" for library, version in about["versions"].items())
     sides = row.get("preparation", "no other side")
     preparation = "" if sides == "no other side" else f" Preparing data counts on {sides}."

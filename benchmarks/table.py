@@ -27,7 +27,6 @@ class Figure:
         at_least: The goal, as a lower bound of the median.
         at_most: The goal, as an upper bound of the median.
         was: An earlier goal that was stricter, None where none was.
-        void: Why the goal says nothing here, empty where it does.
     """
 
     what: str
@@ -40,13 +39,12 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
     was: float | None = None
-    void: str = ""
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the goal, None where there is none or it says nothing."""
+        """Whether the median meets the goal, None where there is none."""
         values = self.ratio or self.ours
-        if self.void or not values or self.at_least is self.at_most is None:
+        if not values or self.at_least is self.at_most is None:
             return None
         median = statistics.median(values)
         return (self.at_least is None or median >= self.at_least) and (self.at_most is None or median <= self.at_most)
@@ -155,7 +153,7 @@ def show(name: str, row: Row, console: Console) -> None:
     console.print(table)
     if row.splits:
         console.print(_split_table(row.splits))
-    for note in [*row.notes, *(figure.void for figure in row.figures if figure.void)]:
+    for note in row.notes:
         console.print(f"[dim]· {note}[/dim]", highlight=False)
 
 

@@ -1,11 +1,10 @@
 """Rows to tokens in a fresh process, timed without its imports: `python -m benchmarks.tokenizing SIDE ARGUMENT…`.
 
-`split RECIPE` is the split stage, from a file of rows to the sides in the store; `map ROWS FOLDER` has `datasets` load,
-normalise and divide the same rows and write both sides. `ours RUN_URI` is the tokenize stage, from the split in the
-store to the tokens in the store. `theirs ROWS TOKENIZER LENGTH WORKERS` loads the rows and has `SFTTrainer` prepare
-them. `masked ROWS TOKENIZER TRAIN_ON` makes conversations' tokens, all of which count or what the assistant wrote, and
-`rendered ROWS TOKENIZER` their tokens alone, by the tokenizer's `apply_chat_template`. All print seconds, tokens, and
-the most memory that the process and those it started held together, pages that they share counted for each.
+`ours RUN_URI` is the tokenize stage, from the split in the store to the tokens in the store. `theirs ROWS TOKENIZER
+LENGTH WORKERS` loads the rows and has `SFTTrainer` prepare them. `masked ROWS TOKENIZER TRAIN_ON` makes conversations'
+tokens, all of which count or what the assistant wrote, and `rendered ROWS TOKENIZER` their tokens alone, by the
+tokenizer's `apply_chat_template`. All print seconds, tokens, and the most memory that the process and those it started
+held together, pages that they share counted for each.
 """
 
 import contextlib
@@ -79,36 +78,6 @@ def theirs(rows: str, tokenizer_folder: str, length: str, workers: str) -> tuple
         return seconds, pc.sum(pc.list_value_length(made.data.column("input_ids"))).as_py()
 
 
-def split(recipe: str) -> tuple[float, int]:
-    from baton.data.split import split_data
-    from baton.recipe import load
-
-    given = load.loads(recipe)
-    began = time.perf_counter()
-    rows = split_data(given, "bench")["rows"]
-    return time.perf_counter() - began, rows
-
-
-def mapped(rows: str, folder: str) -> tuple[float, int]:
-    import hashlib
-
-    import datasets
-
-    def normalise(row: dict[str, Any]) -> dict[str, Any]:
-        made = {"prompt": row["question"], "completion": row["answer"]}
-        drawn = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).digest()
-        return {**made, "held_out": drawn[0] < 256 * 0.1}
-
-    datasets.disable_progress_bars()
-    began = time.perf_counter()
-    given = datasets.load_dataset("json", data_files=rows, split="train", cache_dir=folder)
-    made = given.map(normalise, remove_columns=given.column_names)
-    for side, wanted in (("train", False), ("eval", True)):
-        kept = made.filter(lambda value, wanted=wanted: value == wanted, input_columns="held_out")
-        kept.remove_columns("held_out").to_json(f"{folder}/{side}.jsonl")
-    return time.perf_counter() - began, len(made)
-
-
 def masked(rows: str, tokenizer_folder: str, train_on: str) -> tuple[float, int]:
     from baton.data.encoding import ChatEncoder
     from baton.models import loading
@@ -148,8 +117,6 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     peak = Peak()
-    sides: dict[str, Callable[..., tuple[float, int]]] = {
-        "split": split, "map": mapped, "ours": ours, "theirs": theirs, "masked": masked, "rendered": rendered
-    }  # fmt: skip
-    seconds, tokens = sides[sys.argv[1]](*sys.argv[2:])
+    sides: list[Callable[..., tuple[float, int]]] = [ours, theirs, masked, rendered]
+    seconds, tokens = {side.__name__: side for side in sides}[sys.argv[1]](*sys.argv[2:])
     mark("tokenized", seconds=seconds, tokens=tokens, peak=peak.bytes)

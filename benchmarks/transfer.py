@@ -89,15 +89,6 @@ def raw_get(uri: str, folder: str, threads: str, hashed: str = "") -> Callable[[
     return get
 
 
-def boto3_put(folder: str, uri: str) -> Callable[[], None]:
-    client, bucket, prefix, settings = _boto3(uri)
-    return lambda: _each(
-        lambda name: client.upload_file(f"{folder}/{name}", bucket, f"{prefix}/{name}", Config=settings),
-        os.listdir(folder),
-        FILES,
-    )
-
-
 def boto3_get(uri: str, folder: str) -> Callable[[], None]:
     client, bucket, prefix, settings = _boto3(uri)
     entries = client.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/")["Contents"]
@@ -167,9 +158,7 @@ def _each(work: Callable[[Any], Any], items: list[Any], threads: int) -> None:
         list(pool.map(work, items))
 
 
-OPERATIONS = {
-    f.__name__: f for f in (fetch, send, raw_put, raw_get, boto3_put, boto3_get, runai_get, s3fs_put, s3fs_get)
-}
+OPERATIONS = {f.__name__: f for f in (fetch, send, raw_put, raw_get, boto3_get, runai_get, s3fs_put, s3fs_get)}
 
 if __name__ == "__main__":
     operation = OPERATIONS[sys.argv[1]](*sys.argv[2:])

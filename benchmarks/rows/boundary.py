@@ -34,7 +34,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         }
         ours.rewind(run)
         bench.touch_memory(size)
-        floor["upload"] = best(bench.raw_up(bench.payload(size), "boundary", ("obstore",)))
+        floor["upload"] = bench.raw_up(bench.payload(size), "boundary")
         found = {"ours": split, "floor": floor}
         for kind in kinds:
             bench.server.expect(size.bytes)

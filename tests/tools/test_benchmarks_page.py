@@ -89,7 +89,7 @@ def test_other_pages_are_filled_from_the_same_figures(root: Path) -> None:
 
 
 def test_a_page_whose_row_is_not_measured_keeps_its_text(root: Path) -> None:
-    published.publish(_document("chunks", _row()), root)
+    published.publish(_document("notice", _row()), root)
     assert (root / "README.md").read_text(encoding="utf-8") == README
 
 
