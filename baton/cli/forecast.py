@@ -52,13 +52,7 @@ def by_probe(found: LoadedRecipe) -> Forecast:
 
 
 def by_earlier(recipe: Recipe) -> Forecast | None:
-    """Returns the forecast of a recipe of one training, None without an earlier run of its kind."""
-    known = earlier(recipe)
-    return forecast(recipe, known) if known else None
-
-
-def earlier(recipe: Recipe) -> Measured | None:
-    """Returns the times of the newest run of the recipe's store whose steps are of the same kind."""
+    """Returns the forecast of a recipe of one training, None without an earlier run of its kind in the store."""
     storage = Storage(recipe.store.uri)
     try:
         names = storage.list("runs")
@@ -72,7 +66,7 @@ def earlier(recipe: Recipe) -> Measured | None:
             if is_alike(recipe, run.recipe()):
                 runs.append((run.need(RunInfo).created, run))
     known = (measured(run, f"run {run.name} of this store") for _, run in sorted(runs, key=lambda each: each[0])[::-1])
-    return next((each for each in known if each), None)
+    return next((forecast(recipe, each) for each in known if each), None)
 
 
 def probe(found: LoadedRecipe) -> Measured:

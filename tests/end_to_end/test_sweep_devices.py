@@ -10,15 +10,19 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from baton import events
 from baton.checkpoint.store import CheckpointStore
+from baton.cli.app import app
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.events import Event
 from baton.local import engine
+from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import ProofPart
 from baton.runs.run import Run, Sweep
+from baton.signing import KEY_FILE, Signer
 from baton.store.storage import Storage
 from tests.local.test_sweep import BEST, RATES, SECOND, _alone, _digest, _loaded, _write_recipe
 
@@ -101,3 +105,34 @@ def test_trials_of_a_rung_share_two_pods_one_is_killed_and_each_ends_on_the_bits
         assert run.storage.exists(run.path("report.html"))
     assert len(set(digests.values())) == len(RATES)  # equal digests of other trials would show nothing
     assert Run(pods.sweep.storage, f"s-{BEST}").raw("export.json")
+
+
+@pytest.mark.slow
+def test_pods_of_a_signed_sweep_keep_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = Signer.new("p256")
+    (tmp_path / "own.key").write_bytes(key.pem())
+    (tmp_path / "own.pub").write_bytes(key.public.pem)
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "own.key"))
+
+    def under(limit: float, name: str) -> Sweep:
+        budget = {"limit": f"{limit:.2f} USD", "price": 3600.0, "reserve": "1s"}  # 1 USD a second
+        changes = {"budget": budget, "chunks.signing": {"public_key": key.public.line}}
+        pods = Pods(load.with_values(_loaded(_write_recipe(tmp_path)), changes), name)
+        pods.run()
+        return pods.sweep
+
+    def spent(sweep: Sweep, rung: int) -> float:
+        return float(sweep.rungs()[rung].spent.split()[0])
+
+    rich = under(1000.0, "rich")
+    best, second = rich.rungs()[0].kept
+    limit = 1.6 * spent(rich, 0)  # of four chunks; two trials to the end take eight
+    poor = under(limit, "poor")
+    first = poor.rungs()[0]
+    assert first.kept == [best]
+    assert "pays for 1" in {entry.id: entry.why for entry in first.stopped}[second]
+    assert spent(poor, -1) < 1.3 * limit < spent(rich, -1)
+    winner = poor.run(poor.trial(best))
+    assert winner.raw("export.json")
+    done = CliRunner().invoke(app, ["verify", "run", winner.uri, "--key", str(tmp_path / "own.pub")])
+    assert done.exit_code == 0, done.output

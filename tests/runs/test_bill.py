@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from baton.cli.app import app
+from baton.recipe import load
 from baton.recipe.budget import Budget
 from baton.runs.bill import bill
 from baton.runs.documents import Progress
@@ -140,6 +144,17 @@ def test_an_interruption_costs_its_lost_steps_and_the_next_start(tmp_path: Path)
         {"chunk": 1, "step": 8, "outcome": "killed", "repeated_steps": 4, "cost": "0.03 USD"}
     ]
     assert paid.words.startswith("0.12 USD: steps kept 0.08 USD, steps lost 0.01 USD, starts 0.02 USD")
+
+
+def test_the_comment_on_a_pull_request_has_the_bill(tmp_path: Path) -> None:
+    attempts, stages, resources, _ = CASES["killed on spot, then on demand"]
+    paid = made(tmp_path, attempts, stages, **resources)
+    store, recipe, result = (str(tmp_path / name) for name in ("store", "recipe.yaml", "result.json"))
+    Path(recipe).write_text(load.dumps(Run(Storage(store), "billed").recipe()))
+    Path(result).write_text(json.dumps({"run": "billed", "state": "succeeded"}))
+    done = CliRunner().invoke(app, ["kfp", "summary", recipe, "--result", result, "--store", store])
+    assert done.exit_code == 0, done.output
+    assert f"\nCost {paid.words}.\n" in done.output
 
 
 def test_there_is_no_bill_without_a_budget_or_an_attempt(tmp_path: Path) -> None:
