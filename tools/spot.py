@@ -263,6 +263,9 @@ rate of the trace's losses and their mean length. *End* is from the start of the
 *Limit* is the budget. Times are in seconds. Two traces have no start with few losses; {twice} were run twice.
 {within} of {runs} device times and {ends} of {runs} ends are within their 90%. {kept} of {runs} runs kept their limit,
 {exported} with an evaluated and exported model. Two cores, {date}, commit {commit}.
+
+Of 20 earlier runs, 18 device times and 16 ends were within theirs: ranges had the measured run's pace alone, and ends
+the start of the process as well.
 """
 
 
