@@ -40,7 +40,7 @@ from baton.signing import (
     signer_here,
     trusted_here,
 )
-from baton.store.manifest import Manifest, parsed, read_manifest
+from baton.store.manifest import Manifest, manifest_name, parsed, read_manifest
 from baton.store.storage import Storage
 
 logger = logging.getLogger("baton")
@@ -418,7 +418,9 @@ class Ledger:
             if known.mend is Mend.SEAL and data is not None:
                 self.contents[name] = data.decode()
                 self._held[name] = data
-            if known.is_urgent and self.appends:
+            # A checkpoint above an earlier one of its step: seals name that, and later ones only the newest step.
+            is_again = known.mend is Mend.STEPS and not path.endswith(f"/{manifest_name(1)}")
+            if (known.is_urgent or is_again) and self.appends:
                 self.append()
 
     def read_notes(self) -> None:

@@ -24,7 +24,7 @@ from baton.runs.documents import PinnedModels, Skip, SplitData, TokenizedRows
 from baton.runs.outcomes import EvaluationResult
 from baton.runs.run import Run
 from baton.signing import SignatureError, Signer
-from baton.store.manifest import Manifest
+from baton.store.manifest import REMOVED, Manifest, mark_damaged
 from baton.store.storage import Storage
 
 SIGNER = Signer.new("ed25519")
@@ -163,6 +163,43 @@ def test_a_planted_end_is_not_obeyed_and_gives_way(run: Run) -> None:
         assert run.decide_end(info, planted) == first
     with seals.stage(run, objects.CHUNK, 2):
         assert run.end(info) == first
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("why", ["withdrawn", "damaged"])
+def test_a_sealed_checkpoint_that_is_trained_again_is_sealed_again(
+    why: str, is_killed: bool, run: Run, tmp_path: Path
+) -> None:
+    store = CheckpointStore(run, signing.trusted_here())
+
+    def commit(*steps: int) -> None:
+        for step in steps:
+            local = tmp_path / f"local-{len(list(tmp_path.iterdir()))}"
+            local.mkdir()
+            (local / "weights").write_text(local.name)
+            writer = store.open_writer(step)
+            writer.send(str(local))
+            store.commit(step, writer, CheckpointMeta(digest=local.name))
+
+    with seals.stage(run, objects.CHUNK, 1):
+        commit(8, 10)
+    first = store.read(10)
+    assert first
+    if why == "withdrawn":  # for a larger budget
+        run.storage.write(f"{store.prefix(10)}/{REMOVED}{first.manifest.folder}", b"")
+    else:
+        mark_damaged(run.storage, store.prefix(10), first.manifest)
+    with contextlib.suppress(UserError), seals.stage(run, objects.CHUNK, 2):
+        commit(10, *([] if is_killed else [12]))
+        if is_killed:
+            raise UserError("its process ends here.")
+    with seals.stage(run, objects.CHUNK, 2):
+        newest = next(store.committed())
+        assert newest.step == (10 if is_killed else 12)
+        if is_killed:
+            assert newest.manifest != first.manifest
+            commit(12)
+    assert ChainCheck(run, SIGNER.public if signing.trusted_here() else None).verdict()["ok"]
 
 
 def test_seals_follow_each_other(run: Run) -> None:
