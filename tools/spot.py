@@ -264,8 +264,8 @@ rate of the trace's losses and their mean length. *End* is from the start of the
 {within} of {runs} device times and {ends} of {runs} ends are within their 90%. {kept} of {runs} runs kept their limit,
 {exported} with an evaluated and exported model. Two cores, {date}, commit {commit}.
 
-Of 20 earlier runs, 18 device times and 16 ends were within theirs: ranges had the measured run's pace alone, and ends
-the start of the process as well.
+Of 20 earlier runs, 18 device times and 16 ends were within theirs. Ranges then had the measured run's pace alone, and
+ends the start of the process as well.
 """
 
 
