@@ -233,8 +233,8 @@ def deal(sweep: Sweep, runs: Sequence[str], devices: int, judged: int = 0) -> li
     ordered = [trial for group in (*sharing.groups, sharing.apart) for trial in group]
     count, verdict = min(devices, len(ordered)), sweep.rung(judged) if judged else None
     scores = verdict.scores if verdict else {}
-    known = {trial: scores[trial].seconds or 0.0 for trial in ordered if trial in scores}
-    if any(known.values()):
+    known = {trial: score.seconds for trial, score in scores.items() if trial in ordered and score.seconds}
+    if known:
         usual = fmean(known.values())  # of a trial that was resumed
         loads, dealt = [0.0] * count, [set[str]() for _ in range(count)]
         for trial in sorted(ordered, key=lambda trial: -known.get(trial, usual)):

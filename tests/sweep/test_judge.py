@@ -346,6 +346,7 @@ def test_who_cannot_be_told_apart_advances_if_the_budget_pays_for_it(
         pytest.param({"t0": None, "t1": None}, 3, ["t0", "t1", "t2 t3"], id="no-times"),
         pytest.param({"t0": 1.0, "t1": 8.0, "t2": 3.0, "t3": 4.0}, 2, ["t1", "t0 t2 t3"], id="one-is-slow"),
         pytest.param({"t1": 8.0, "t2": 3.0, "t3": 4.0}, 2, ["t1 t2", "t0 t3"], id="one-was-resumed"),
+        pytest.param({"t0": None, "t1": 8.0, "t2": 3.0, "t3": 4.0}, 2, ["t1 t2", "t0 t3"], id="one-has-no-time"),
         pytest.param({"t0": 1.0, "t1": 8.0, "t2": 3.0, "t3": 4.0}, 9, ["t1", "t3", "t2", "t0"], id="a-device-each"),
     ],
 )
