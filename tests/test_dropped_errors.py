@@ -14,7 +14,7 @@ BROAD = frozenset({"Exception", "BaseException", "BatonError", "UserError", "Sto
 
 REASONS = {
     "baton/cli/address.py:_run_of": "the text then names a model",
-    "baton/cli/forecast.py:earlier": "a run that cannot be read tells no time: another one, or a probe does",
+    "baton/cli/forecast.py:by_earlier": "a run that cannot be read tells no time: another one, or a probe does",
     "baton/cli/status.py:find": "the endpoint is asked instead",
     "baton/doctor.py:examine_store": "the check of the store itself reports it",
     "baton/pages/publish.py:write": "training continues, and its last stage writes the page",
