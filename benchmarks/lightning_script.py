@@ -17,6 +17,7 @@ import pytorch_lightning as lightning
 import s3fs
 import torch
 from pytorch_lightning.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -80,6 +81,15 @@ class Saver(lightning.Callback):
             mark("saved", step=step)
 
 
+def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Returns a batch of rows, of which packing leaves some shorter."""
+    fills = {"input_ids": 0, "labels": -100}
+    return {
+        name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=fill)
+        for name, fill in fills.items()
+    }
+
+
 def main(settings: dict[str, Any]) -> None:
     mark("imported")
     torch.set_num_threads(settings["threads"])
@@ -92,7 +102,6 @@ def main(settings: dict[str, Any]) -> None:
         store.fs.get_file(f"{store.uri}/{newest}", local)
     mark("got", found=local)
     tokens: Any = datasets.load_from_disk(f"{inputs}/tokens").with_format("torch", columns=["input_ids", "labels"])
-    tokens = tokens.select(range(len(tokens) - 1))  # packing leaves the last row shorter, and a batch needs equal ones
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_steps=settings["steps"],
@@ -108,7 +117,8 @@ def main(settings: dict[str, Any]) -> None:
     )
     module = Module(inputs)
     mark("built", rows=len(tokens))
-    trainer.fit(module, DataLoader(tokens, settings["batch"], shuffle=True), ckpt_path=local, weights_only=False)
+    batches = DataLoader(tokens, settings["batch"], shuffle=True, collate_fn=padded)
+    trainer.fit(module, batches, ckpt_path=local, weights_only=False)
     os._exit(0)  # as the other script
 
 

@@ -185,4 +185,4 @@ def cell(values: Sequence[float], unit: str) -> str:
 def _number(value: float) -> str:
     if abs(value) >= 100 or value == int(value):
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3}f}"
