@@ -24,12 +24,13 @@ from typing import Any
 import psutil
 
 from baton import documents, events
+from baton.checkpoint import seals
 from baton.errors import BatonError, DamagedError, UserError
 from baton.models import user_code
 from baton.recipe import load
 from baton.recipe.data import DataSource
 from baton.recipe.recipe import Recipe
-from baton.runs import lineage
+from baton.runs import lineage, objects
 from baton.runs.bill import bill
 from baton.runs.documents import SplitData
 from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, GateVerdict, ModelMeta, RetrainNote
@@ -74,7 +75,7 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
             result, note = _examine(recipe, storage)  # again: the last holder may have done it
             if note:
                 runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
-                Run(storage, runs[-1]).write(note.model_copy(update={"owner": owner}))
+                lineage.note_retraining(Run(storage, runs[-1]), note.model_copy(update={"owner": owner}))
                 lock.note_runs(runs)
             else:
                 lock.release()
@@ -86,13 +87,14 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
     return result
 
 
+@seals.sealed(objects.PROMOTE, appends=False)
 def promote_or_keep(run_uri: str) -> str:
     """Accepts a run's exported model where the gate held; returns `promoted` or `rejected`.
 
     A damaged export, or another model accepted meanwhile, is a BatonError.
     """
     run = Run.open(run_uri)
-    storage, note, evaluation = run.storage, run.need(RetrainNote), run.need(EvaluationResult)
+    storage, note, evaluation = run.storage, lineage.retraining(run), run.need(EvaluationResult)
     gate = evaluation.gate or GateVerdict(passed=True)
     outcome = events.Retraining(
         "rejected",

@@ -4,7 +4,8 @@
     BATON_SIGNED_BY           the public key whose signature is required, in one line
 
 Both come from a mounted Secret or the compiled pipeline, never from the store, where any writer could name a key of
-their own. Keys are Ed25519, or ECDSA on P-256, as model-signing verifies.
+their own. Keys are Ed25519, or ECDSA on P-256, as model-signing verifies. Documents outside of a run's chain, such as a
+sweep's verdicts, hold a signature of their own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ KEY_FILE = "BATON_SIGNING_KEY_FILE"
 SIGNED_BY = "BATON_SIGNED_BY"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+BUILD_TYPE = "https://baton-llm.dev/stage/v1"
+REFUSED = (
+    "Find out who wrote it, and remove it. If it is your own, from before such documents were signed, sign it: "
+    "`baton verify decisions FOLDER --sign`."
+)
+SIGNATURE = "signature"  # key of the signature in a document, and in a manifest's `meta`
 KINDS = "Ed25519, or ECDSA on P-256"
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
@@ -159,6 +167,50 @@ def trusted_here() -> PublicKey | None:
         return PublicKey.parse(line) if (line := os.environ.get(SIGNED_BY)) else None
     except ValueError as error:
         raise UserError(f"the environment variable {SIGNED_BY} {error}.") from None
+
+
+def signer_of(public: PublicKey, what: str) -> Signer:
+    """Returns this process's signer, which must have a public key; `UserError` names `what` must be signed."""
+    signer = signer_here()
+    if signer is None or signer.public != public:
+        held = "is not set" if signer is None else f"holds {signer.public.name}"
+        raise UserError(
+            f"{what} must be signed by {public.name}, and {KEY_FILE} {held}.",
+            remedy="Set it to the file with the private key. On a cluster, name its Secret in chunks.signing.secret "
+            "and compile the pipeline again.",
+        )
+    return signer
+
+
+def statement_of(place: str, digest: str) -> dict[str, Any]:
+    """Returns the statement that an object with a SHA-256 belongs at a place in the store."""
+    subject = [{"name": place, "digest": {"sha256": digest}}]
+    return {"_type": STATEMENT_TYPE, "subject": subject, "predicateType": BUILD_TYPE, "predicate": {}}
+
+
+def stamped(place: str, document: Mapping[str, Any], public: PublicKey | None) -> dict[str, Any]:
+    """Returns a document for its place in the store: with a key, signed by this process, whose key that must be."""
+    plain = {name: value for name, value in document.items() if name != SIGNATURE}
+    if public is None:
+        return plain
+    bundle = signer_of(public, place).sign(statement_of(place, _document_digest(plain)))
+    return {**plain, SIGNATURE: bundle}
+
+
+def opened(place: str, document: Mapping[str, Any], public: PublicKey | None) -> dict[str, Any]:
+    """Returns a document without its signature; `SignatureError` unless the key has signed it for its place."""
+    plain = {name: value for name, value in document.items() if name != SIGNATURE}
+    if public is None:
+        return plain
+    if SIGNATURE not in document:
+        raise SignatureError("it is not signed.")
+    if public.open(document[SIGNATURE]) != statement_of(place, _document_digest(plain)):
+        raise SignatureError("its signature is of other content, or of another place.")
+    return plain
+
+
+def _document_digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def required(line: str, what: str) -> PublicKey:

@@ -88,4 +88,5 @@ def _trained(
 def _placed(task: dsl.PipelineTask, recipe: Recipe, name: str) -> dsl.PipelineTask:
     task.set_display_name(name)
     pod.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
+    pod.with_signatures(task, (recipe.phase_recipes() or [recipe])[-1])
     return task

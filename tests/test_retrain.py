@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.checkpoint import seals
 from baton.errors import BatonError, DamagedError
 from baton.recipe import load, parameters
 from baton.recipe.recipe import Recipe
@@ -21,11 +23,13 @@ from baton.retrain import (
     recipe_digest,
     release_lock,
 )
-from baton.runs import lineage
+from baton.runs import lineage, objects
 from baton.runs.run import Run
+from baton.signing import KEY_FILE, SIGNED_BY, SignatureError, Signer, stamped
 from baton.store import bundle
 from baton.store.storage import Storage
 
+SIGNER = Signer.new("ed25519")
 HELD = {"words": "loss 2 is <= production = 2.1", "held": True}
 BROKEN = {"words": "loss 3 is not <= production = 2.1", "held": False}
 
@@ -295,6 +299,77 @@ def test_a_source_counts_with_what_the_recipe_says_of_it(document: dict[str, Any
     heavier = _recipe(document, data={"source": [{"uri": str(rows), "weight": 2}]})
     assert data_digest(plain, storage) != data_digest(heavier, storage)
     assert recipe_digest(plain) == recipe_digest(heavier)
+
+
+def _with_key(has_key: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_key:
+        (folder / "key").write_bytes(SIGNER.pem())
+        monkeypatch.setenv(KEY_FILE, str(folder / "key"))
+        monkeypatch.setenv(SIGNED_BY, SIGNER.public.line)
+
+
+def _changed(storage: Storage, path: str, target: str = "", **values: Any) -> None:
+    document = json.loads(storage.read(path))
+    storage.write(target or path, json.dumps({**document, **values}).encode())
+
+
+FIRST, SECOND = "models/tiny/accepted/000001.json", "models/tiny/accepted/000002.json"
+ACCEPTS: dict[str, Callable[[Storage], None]] = {
+    "another address": lambda storage: _changed(storage, FIRST, model_uri="planted"),
+    "no signature": lambda storage: _changed(storage, FIRST, model_uri="planted", signature=None),
+    "a newer one": lambda storage: _changed(storage, FIRST, SECOND, model_uri="planted"),
+    "a newer one, signed elsewhere": lambda storage: storage.write(
+        SECOND, json.dumps(stamped(FIRST, {"run": "r", "model_uri": "planted"}, SIGNER.public)).encode()
+    ),
+}
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+@pytest.mark.parametrize("planted", ACCEPTS)
+def test_a_model_that_no_retraining_accepted(
+    planted: str, has_key: bool, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_bytes(SIGNER.pem())
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "key"))
+    _with_key(has_key, tmp_path, monkeypatch)
+    recipe = _recipe(document)
+    found = _look(recipe)
+    with seals.stage(Run(Storage(recipe.store.uri), found.run), objects.EXPORT):
+        storage = _trained(recipe, found, tmp_path)
+    assert promote_or_keep(f"{recipe.store.uri}/runs/{found.run}") == "promoted"
+    release_lock(recipe.name, recipe.store.uri, "first", None)
+    assert lineage.newest_accepted(storage, "tiny").number == 1
+    ACCEPTS[planted](storage)
+    if not has_key:
+        assert lineage.newest_accepted(storage, "tiny").model_uri == "planted"
+        return
+    with pytest.raises(SignatureError, match=r"accepted/00000[12]\.json is refused: it"):
+        _look(recipe, "second")
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+@pytest.mark.parametrize("planted", ["a verdict", "a note", "nothing"])
+def test_a_promotion_obeys_its_run_alone(
+    planted: str, has_key: bool, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_key(has_key, tmp_path, monkeypatch)
+    recipe = _recipe(document)
+    found = _look(recipe)
+    run = Run(Storage(recipe.store.uri), found.run)
+    with seals.stage(run, objects.SPLIT if planted == "a verdict" else objects.EXPORT):
+        run.put("origins.json", {})
+        if planted != "a verdict":
+            _trained(recipe, found, tmp_path)
+    if planted == "a verdict":
+        _trained(recipe, found, tmp_path)
+    if planted == "a note":
+        _changed(run.storage, run.path("retrain.json"), model="other")
+    if has_key and planted != "nothing":
+        with pytest.raises(SignatureError, match=r"(evaluation|retrain)\.json is refused"):
+            promote_or_keep(run.uri)
+        return
+    assert promote_or_keep(run.uri) == "promoted"
+    assert lineage.newest_accepted(run.storage, "other" if planted == "a note" else "tiny").number == 1
 
 
 def test_own_code_counts_by_its_content(document: dict[str, Any], tmp_path: Path) -> None:

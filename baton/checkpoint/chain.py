@@ -6,6 +6,8 @@ can write to the store can write seals too.
 
 An export has two more files: `baton-chain.json` with all seals up to it, and `model.sig`, a signature of all its other
 files in the form of sigstore's model-signing, which names the newest seal.
+
+Decisions about runs, of a sweep and of a retrained model, are documents with a signature each.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
+from baton import signing
 from baton.checkpoint import signatures
 from baton.checkpoint.seals import (
     FOLDER,
@@ -32,8 +35,10 @@ from baton.checkpoint.store import CheckpointStore
 from baton.documents import load_object
 from baton.errors import BatonError, DamagedError, UserError
 from baton.runs import objects
+from baton.runs.documents import RunInfo
+from baton.runs.lineage import Models
 from baton.runs.objects import Mend
-from baton.runs.run import Run
+from baton.runs.run import Run, Sweep, as_json
 from baton.signing import PublicKey, SignatureError
 from baton.store import bundle
 from baton.store.manifest import FileEntry, Manifest, manifest_name, read_manifest
@@ -301,6 +306,66 @@ def require_sealed_model(storage: Storage, uri: str, folder: str, public: Public
             f"the model {uri} is refused: it is not as run {match[1]!r} sealed it with the key {public.name}.",
             remedy=f"Run {match[1]!r} again, which exports it again. To use a model without seals, copy it elsewhere.",
         )
+
+
+class DecisionsReport(TypedDict):
+    """Documents that are as signed, files without a signature, which no stage obeys, and problems."""
+
+    ok: bool
+    uri: str
+    documents: list[str]
+    unsigned: list[str]
+    problems: list[str]
+
+
+def verify_decisions(folder: Sweep | Models, public: PublicKey, *, signs: bool = False) -> DecisionsReport:
+    """Compares the documents of a sweep and all its trials, or of accepted models and their runs, with a key.
+
+    Args:
+        folder: The sweep, or the models.
+        public: The key.
+        signs: Whether documents that have no signature get one, of this process.
+    """
+    storage, problems, agreeing, unsigned = folder.storage, [], [], []
+    runs: dict[str, None] = {}
+    for name in sorted(storage.find(folder.path())):
+        path = folder.path(name)
+        if name.rpartition("/")[2].startswith(OWN):
+            continue
+        is_note = not name.endswith(".json") or name.startswith(Sweep.NOTES)
+        if is_note or (isinstance(folder, Models) and not name.startswith("accepted/")):
+            unsigned.append(name)
+            continue
+        try:
+            data = storage.read(path)
+            document = load_object(data, storage.uri(path))
+            if signs and signing.SIGNATURE not in document:
+                document = signing.stamped(path, document, public)
+                storage.write(path, data := as_json(document))
+            plain = signing.opened(path, document, public)
+            if data != as_json(document):
+                raise SignatureError("it is not in the form in which it was written.")
+        except (DamagedError, SignatureError) as error:
+            problems.append(f"{name}: {error.message}")
+            continue
+        agreeing.append(name)
+        trials = plain.get("trials", []) if name == "sweep.json" else [plain]
+        runs |= {str(trial["run"]): None for trial in trials if "run" in trial}
+    if not agreeing:
+        problems.append(f"nothing of {folder.uri} is signed by the key {public.name}")
+    for run in (Run(storage, name) for name in runs):
+        there = storage.list(run.path())
+        if FOLDER in there or RunInfo.NAME in there:
+            problems += [f"run {run.name}: {problem}" for problem in ChainCheck(run, public).verdict()["problems"]]
+        elif not there and isinstance(folder, Sweep):  # a trial that has not begun has its values
+            problems.append(f"run {run.name}: it is gone")
+    return {
+        "ok": not problems,
+        "uri": folder.uri,
+        "documents": agreeing,
+        "unsigned": unsigned,
+        "problems": problems,
+    }
 
 
 class ExportReport(TypedDict):

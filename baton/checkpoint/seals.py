@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
-from baton.checkpoint.signatures import SIGNATURE, STATEMENT_TYPE, manifest_digest, signature_problem
+from baton.checkpoint.signatures import manifest_digest, signature_problem
 from baton.documents import load_object
-from baton.errors import BatonError, DamagedError, UserError
+from baton.errors import BatonError, DamagedError
 from baton.runs import objects
 from baton.runs.documents import OwnCode, ProofPart, SplitData, TokenizedRows
 from baton.runs.objects import Mend, RunObject
@@ -31,13 +31,17 @@ from baton.runs.outcomes import TrialScore
 from baton.runs.run import Run
 from baton.runs.versions import release
 from baton.signing import (
-    KEY_FILE,
+    BUILD_TYPE,
     MEDIA_TYPE,
     PAYLOAD_TYPE,
+    SIGNATURE,
+    STATEMENT_TYPE,
     Bundle,
     PublicKey,
     SignatureError,
     signer_here,
+    signer_of,
+    statement_of,
     trusted_here,
 )
 from baton.store.manifest import Manifest, manifest_name, parsed, read_manifest
@@ -50,7 +54,6 @@ _watching = threading.Lock()
 
 FOLDER = "seals"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
-BUILD_TYPE = "https://baton-llm.dev/stage/v1"
 STEP = "checkpoints/step-"
 _NAME = re.compile(r"(\d{6,})\.json")
 _MANIFEST = re.compile(r"(.+)/manifest(?:-[1-9]\d*)?\.json")
@@ -185,7 +188,7 @@ def content_digest(manifest: Manifest) -> str:
 
 def attestation(place: str, manifest: Manifest) -> Bundle | None:
     """Returns this process's signature of a bundle at a place in the store, None without a key."""
-    return enveloped(_attested(place, manifest), signs=True) if trusted_here() else None
+    return enveloped(statement_of(place, manifest_digest(manifest)), signs=True) if trusted_here() else None
 
 
 def is_attested(place: str, manifest: Manifest, public: PublicKey | None = None) -> bool:
@@ -194,7 +197,7 @@ def is_attested(place: str, manifest: Manifest, public: PublicKey | None = None)
     if public is None:
         return True
     try:
-        return public.open(manifest.meta.get(SIGNATURE)) == _attested(place, manifest)
+        return public.open(manifest.meta.get(SIGNATURE)) == statement_of(place, manifest_digest(manifest))
     except SignatureError:
         return False
 
@@ -203,11 +206,6 @@ def parsed_part(part: Mapping[str, Any]) -> Manifest:
     """Returns a part of tokens as a bundle, to be signed as one."""
     rest = {name: value for name, value in part.items() if name != "files"}
     return Manifest(kind="part", folder="", files=part["files"], meta=rest)
-
-
-def _attested(place: str, manifest: Manifest) -> dict[str, Any]:
-    subject = [_named(place, manifest_digest(manifest))]
-    return {"_type": STATEMENT_TYPE, "subject": subject, "predicateType": BUILD_TYPE, "predicate": {}}
 
 
 def numbers(run: Run) -> list[int]:
@@ -247,20 +245,10 @@ class Ledger:
         self._lock = threading.RLock()
         self._held: dict[str, bytes] = {}
         if self.public and self.appends:
-            self._require_signer(self.public)
+            signer_of(self.public, f"stage {self.stage!r}")
         self.reload()
         if self.head is None and self.public:
             self.is_adopted = self._is_older(self.public)
-
-    def _require_signer(self, public: PublicKey) -> None:
-        signer = signer_here()
-        if signer is None or signer.public != public:
-            raise UserError(
-                f"stage {self.stage!r} must be signed by {public.name}, and {KEY_FILE} "
-                f"{'is not set' if signer is None else f'holds {signer.public.name}'}.",
-                remedy="Set it to the file with the private key; on a cluster name its Secret in "
-                "chunks.signing.secret, and compile the pipeline again.",
-            )
 
     def _is_older(self, public: PublicKey) -> bool:
         """Tells whether a run without seals is one of an older Baton; `SignatureError` if its seals are gone."""

@@ -12,15 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from baton.documents import Document
-from baton.errors import UserError
 from baton.runs.documents import AttachedRun, OwnCode, PinnedModels, SplitData, TokenizedRows
 from baton.runs.plan import Plan
 from baton.runs.run import Run
-from baton.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
+from baton.signing import SIGNATURE, STATEMENT_TYPE, Bundle, PublicKey, SignatureError, signer_of
 from baton.store.manifest import Manifest, read_manifest
 
-SIGNATURE = "signature"  # key of the signature in a manifest's `meta`
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
 
@@ -82,18 +79,7 @@ def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
 
 def sign(manifest: Manifest, public: PublicKey) -> Bundle:
     """Signs a manifest that has no signature yet; `UserError` if this process has not the run's key."""
-    signer = signer_here()
-    if signer is None:
-        raise UserError(
-            f"the run's checkpoints must be signed by {public.name}, and {KEY_FILE} is not set.",
-            remedy="Set it to the file with the private key; on a cluster name its Secret in chunks.signing.secret.",
-        )
-    if signer.public != public:
-        raise UserError(
-            f"the run's checkpoints must be signed by {public.name}, and {KEY_FILE} holds {signer.public.name}.",
-            remedy="Give it the private key that belongs to chunks.signing.public_key.",
-        )
-    return signer.sign(statement(manifest))
+    return signer_of(public, "the run's checkpoints").sign(statement(manifest))
 
 
 def require_signer(public: PublicKey) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from baton.checkpoint import seals, sharded
-from baton.checkpoint.signatures import SIGNATURE, Sources, require_signed, require_signer, sign, sources_of
+from baton.checkpoint.signatures import Sources, require_signed, require_signer, sign, sources_of
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.recipe.recipe import Recipe
@@ -22,7 +22,7 @@ from baton.runs.documents import PARTS, ForkOrigin, OwnState, RunCost, Transfer
 from baton.runs.run import Run
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.scratch import scratch_folder
-from baton.signing import PublicKey, SignatureError, required, trusted_here
+from baton.signing import SIGNATURE, PublicKey, SignatureError, required, trusted_here
 from baton.store import bundle
 from baton.store.bundle import MAX_COPY_DEPTH, BundleWriter, CopySources
 from baton.store.cache import NodeCache

@@ -197,6 +197,7 @@ app.add_typer(runs.keys_app, name="keys", cls=options.Commands)
 app.command("run")(runs.verify_chain)
 app.command("checkpoints")(runs.verify)
 app.command("exports")(runs.verify_exports)
+app.command("decisions")(runs.verify_decisions)
 app.command("signature")(runs.signature)
 TOLD = 8  # differing values on a terminal
 

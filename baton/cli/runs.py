@@ -22,7 +22,6 @@ from baton import fork as forking
 from baton.api import checkpoints, chosen_checkpoint, chunks_of
 from baton.checkpoint import chain, retention
 from baton.checkpoint.proof import SignatureReport, Verification
-from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import Checkpoint, CheckpointStore, merge_model
 from baton.cli import address, local
 from baton.cli.address import RunArgument, StepArgument, StoreOption
@@ -34,7 +33,8 @@ from baton.recipe import load
 from baton.runs import lineage, removal
 from baton.runs.documents import ForkNote
 from baton.runs.outcomes import ExportedModel
-from baton.signing import KEY_FILE, PublicKey, Signer
+from baton.runs.run import Sweep
+from baton.signing import KEY_FILE, SIGNATURE, PublicKey, Signer
 from baton.terminal import Terminal
 
 app = typer.Typer(help="List, show, remove, fork and prune runs", no_args_is_help=True)
@@ -496,6 +496,35 @@ def verify_chain(
                 if rows:
                     _print(rows)
         if not is_well:
+            raise typer.Exit(1)
+
+
+def verify_decisions(
+    target: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="STORE/sweeps/NAME, or STORE/models/NAME.", show_default=False)
+    ],
+    key: Annotated[str, typer.Option(metavar="FILE", help="Public key by which all must be signed.")],
+    sign: Annotated[
+        bool, typer.Option("--sign", help="Sign documents without a signature: your own, of an older Baton.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compare the decisions of a sweep, or the accepted models of a recipe, with a key.
+
+    Reads all its trials, or the accepted runs, too. Exit code 1 means a changed, missing or added document.
+    """
+    with answer(json):
+        kind = Sweep if "/sweeps/" in target else lineage.Models
+        told = chain.verify_decisions(kind.open(target), read_public(key), signs=sign)
+        if json:
+            print_json({**told})
+        else:
+            typer.echo(f"{len(told['documents'])} documents are as signed")
+            for problem in told["problems"]:
+                typer.echo(f"CHANGED: {problem}")
+            if told["unsigned"]:
+                typer.echo(f"note: without signatures, and obeyed by no stage: {', '.join(told['unsigned'])}")
+        if not told["ok"]:
             raise typer.Exit(1)
 
 

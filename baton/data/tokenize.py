@@ -38,7 +38,6 @@ from transformers import PreTrainedTokenizerBase
 
 from baton import events, machine
 from baton.checkpoint import chain, seals
-from baton.checkpoint.signatures import SIGNATURE
 from baton.data import encoding, fitting, preview
 from baton.data.fitting import Fitting, Lengths, TemplateErrors
 from baton.data.rows import SIDES
@@ -55,7 +54,7 @@ from baton.runs.run import Run
 from baton.runs.versions import FORMATS, release
 from baton.runtime import SYSTEM
 from baton.scratch import scratch_folder
-from baton.signing import trusted_here
+from baton.signing import SIGNATURE, trusted_here
 from baton.store import bundle
 from baton.store.manifest import (
     DAMAGED,

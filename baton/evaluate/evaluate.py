@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from baton import events, machine
-from baton.checkpoint import seals
+from baton.checkpoint import chain, seals
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import UserError
 from baton.models import chat, generate, loading, metrics, pinned, prompts, rewards, trained, user_code
@@ -36,9 +36,10 @@ from baton.recipe.run import Trust
 from baton.recipe.search import ACCEPTED
 from baton.runs import lineage, objects
 from baton.runs.documents import TokenizedRows
-from baton.runs.outcomes import EvaluationResult, Figures, RetrainNote
+from baton.runs.outcomes import EvaluationResult, Figures
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
+from baton.signing import trusted_here
 from baton.tracking import servers, tracking_run
 
 if TYPE_CHECKING:
@@ -622,12 +623,14 @@ def find_production(run: Run, recipe: Recipe, scratch: str) -> tuple[str | None,
     if reference is None:
         return None, None
     if reference == ACCEPTED:
-        note = run.read(RetrainNote)
-        name = note.model if note else recipe.name  # a phase has its own name
+        name = recipe.name
+        with contextlib.suppress(FileNotFoundError):  # it is no retraining's; a phase has its own name
+            name = lineage.retraining(run).model
         in_use = lineage.newest_accepted(run.storage, name)
         if in_use.model_uri is None:
             return None, f"{ACCEPTED}: there is none yet"
         folder, words = loading.local_model(in_use.model_uri), f"{ACCEPTED}, model {in_use.number} of {name}"
+        chain.require_sealed_model(run.storage, in_use.model_uri, folder, trusted_here())
     elif reference.startswith("models:"):
         registered, words = _registered(run, recipe, reference, scratch)
         if registered is None:

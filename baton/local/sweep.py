@@ -26,11 +26,11 @@ from baton.store.manifest import usable_manifest
 from baton.sweep.search import brackets
 
 
-def export_best_trial(run: Run, sweep: str, on_event: Callable[[events.Event], None]) -> None:
-    """Runs the stages after the last chunk on the best trial's run, as the compiled pipeline does."""
+def export_best_trial(recipe: Recipe, run: Run, sweep: str, on_event: Callable[[events.Event], None]) -> None:
+    """Runs the stages after the last chunk on the best trial's run, as a sweep's compiled pipeline does."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
-        compile_pipeline(winners(run.recipe()), package)
+        compile_pipeline(winners(recipe), package)
         engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
 
 

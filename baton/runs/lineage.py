@@ -2,7 +2,7 @@
 
 A run's parent is the run it forked, else the source of its weights, else the run it replaced.
 models/<name>/accepted/000001.json, 000002.json, …: put-if-absent, and the highest is the model in use. A new model
-takes the number after its rival's, so one of several writers succeeds.
+takes the number after its rival's, so one of several writers succeeds. With a key each has a signature.
 """
 
 import logging
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
-from baton.documents import NamedDocument
+from baton import signing
+from baton.documents import NamedDocument, load_object
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, RunFailure, TrialInfo
+from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, RetrainNote, RunFailure, TrialInfo
 from baton.runs.plan import Plan
-from baton.runs.run import Run, Sweep, as_json, iso
+from baton.runs.run import DocumentFolder, Run, Sweep, as_json, iso
 from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
@@ -30,6 +31,12 @@ MOST = 200  # runs of a store up to which a report reads all of them to find a r
 _OPEN = ("new", "running", "interrupted")
 _STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
+
+
+class Models(DocumentFolder):
+    """Models under a recipe's name."""
+
+    KIND = "model"
 
 
 @dataclass(frozen=True)
@@ -45,17 +52,18 @@ class Accepted:
 
 
 def newest_accepted(storage: Storage, name: str) -> Accepted:
-    """Returns the model in use."""
+    """Returns the model in use; `SignatureError` unless this process's key, if it has one, has signed it."""
     numbers = _accepted_numbers(storage, name)
-    return _read_accepted(storage, name, max(numbers)) if numbers else Accepted()
+    return _read_accepted(storage, name, max(numbers), signing.trusted_here()) if numbers else Accepted()
 
 
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
     """Accepts a model in place of its rival, number `after`, 0 for none; BatonError if another run's came first."""
     # The result does not tell whose model is there: the answer to a put may be lost, and a retried stage has written it
     # before. So it is read back.
-    storage.create(f"{_accepted_folder(name)}/{after + 1:06d}.json", as_json(model.to_json()))
-    committed = _read_accepted(storage, name, after + 1)
+    path, public = f"{_accepted_folder(name)}/{after + 1:06d}.json", signing.trusted_here()
+    storage.create(path, as_json(signing.stamped(path, model.to_json(), public)))
+    committed = _read_accepted(storage, name, after + 1, public)
     assert committed.model is not None
     if committed.model.run != model.run:
         raise BatonError(
@@ -75,9 +83,31 @@ def _accepted_numbers(storage: Storage, name: str) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
+def _read_accepted(storage: Storage, name: str, number: int, public: signing.PublicKey | None = None) -> Accepted:
     path = f"{_accepted_folder(name)}/{number:06d}.json"
-    return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
+    return Accepted(number, AcceptedModel.read(_opened(storage, path, public), storage.uri(path)))
+
+
+def _opened(
+    storage: Storage, path: str, public: signing.PublicKey | None, remedy: str = signing.REFUSED
+) -> dict[str, Any]:
+    where = storage.uri(path)
+    try:
+        return signing.opened(path, load_object(storage.read(path), where), public)
+    except signing.SignatureError as error:
+        raise signing.SignatureError(f"{where} is refused: {error.message}", remedy=remedy) from None
+
+
+def note_retraining(run: Run, note: RetrainNote) -> None:
+    """Writes a retraining's note into the run that it trains, before that begins."""
+    path = run.path(RetrainNote.NAME)
+    run.put(RetrainNote.NAME, signing.stamped(path, note.to_json(), signing.trusted_here()))
+
+
+def retraining(run: Run) -> RetrainNote:
+    """Returns the note of the retraining that trains a run; `SignatureError` as for a model in use."""
+    path, remedy = run.path(RetrainNote.NAME), "Find out who wrote it, and retrain again, which writes it anew."
+    return RetrainNote.read(_opened(run.storage, path, signing.trusted_here(), remedy), run.storage.uri(path))
 
 
 State = Literal["new", "running", "interrupted", "stopped", "failed", "canceled", "rejected", "succeeded", "gone"]

@@ -30,7 +30,8 @@ SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK = "data-split", "tokenize", "tokenize-sha
 CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT = "checkpoint", "evaluate", "gate", "export", "report"
 FORK, ENTER, ADOPT = "fork", "enter", "adopt"  # a fork, a sweep's trial, and settings given to a run that exists
 JUDGE = "judge"  # of a sweep's rung: it reads trials' scores alone
-ALL = (SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK, CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT, FORK, ENTER, ADOPT)
+PROMOTE = "promote"  # of a retraining: it accepts an exported model
+ALL = (SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK, CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT, FORK, ENTER, ADOPT, PROMOTE)
 LATER = (CHUNK, EVALUATE, GATE, EXPORT, REPORT)  # stages that use trained models
 
 
@@ -104,9 +105,9 @@ OBJECTS = (
     _document(outcomes.TrialScore, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
     _document(outcomes.TrialRows, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
     _document(outcomes.TrialFailure, Mend.NOTE, ()),
-    _document(outcomes.EvaluationResult, Mend.STAGE, (EVALUATE, GATE), readers=(GATE, EXPORT, REPORT)),
+    _document(outcomes.EvaluationResult, Mend.STAGE, (EVALUATE, GATE), readers=(GATE, EXPORT, REPORT, PROMOTE)),
     RunObject("examples.jsonl", Mend.STAGE, (EVALUATE,), readers=(REPORT,)),
-    _document(outcomes.ExportedModel, Mend.STAGE, (EXPORT,), readers=(REPORT,)),
+    _document(outcomes.ExportedModel, Mend.STAGE, (EXPORT,), readers=(REPORT, PROMOTE)),
     _document(outcomes.RegistryEntry, Mend.STAGE, (EXPORT,)),
     _document(outcomes.Pushed, Mend.STAGE, (EXPORT,)),
     _document(outcomes.ReportPage, Mend.STAGE, (REPORT,)),
@@ -129,9 +130,9 @@ OBJECTS = (
     RunObject("seals/*.json", Mend.CHAIN, ALL),
     RunObject("checkpoints/step-*", Mend.STEPS, (CHUNK, FORK), readers=LATER),
     RunObject("start/*", Mend.BUNDLE, (FORK,)),
-    RunObject("export", Mend.BUNDLE, (EXPORT,), readers=(EXPORT,)),
-    RunObject("export-*", Mend.BUNDLE, (EXPORT,), readers=(EXPORT,)),
-    RunObject("exports/*", Mend.BUNDLE, (EXPORT,), readers=(EXPORT,)),
+    RunObject("export", Mend.BUNDLE, (EXPORT,), readers=(EXPORT, PROMOTE)),
+    RunObject("export-*", Mend.BUNDLE, (EXPORT,), readers=(EXPORT, PROMOTE)),
+    RunObject("exports/*", Mend.BUNDLE, (EXPORT,), readers=(EXPORT, PROMOTE)),
     RunObject("data/*/split", Mend.BUNDLE, (SPLIT,), readers=(TOKENIZE, SHARD, *LATER), is_shared=True),
     RunObject("data/*/tokens*", Mend.BUNDLE, (TOKENIZE,), readers=(TOKENIZE, LR_FIND, *LATER), is_shared=True),
     RunObject("data/*/code", Mend.BUNDLE, (SPLIT,), is_shared=True),

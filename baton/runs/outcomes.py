@@ -292,6 +292,7 @@ class TrialRows(NamedDocument, name="rows/chunk-{:03d}.json"):
 
     values: list[float]
     weights: list[float]
+    data: str = ""  # digest of the split: trials with another seed or source have other rows
 
 
 class TrialFailure(NamedDocument, name="failure.json"):

@@ -152,17 +152,10 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     names = _preparation_names(sweep, bracket_trials(sweep, stored, bracket))
     preparations: dict[str, dict[str, str]] = {}
     trials = bracket_trials(sweep, recipe, bracket)
-    assert recipe.sweep
-    metric, parent = recipe.sweep.metric, tracking_parent(sweep, recipe)
-    rows = {"keeps_rows": True} if recipe.sweep.sure else {}
-
-    def note(trial: TrialEntry) -> None:
-        about = outcomes.TrialInfo(
-            sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent, **rows
-        )
-        sweep.run(trial).write(about)
-
-    SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
+    parent = tracking_parent(sweep, recipe)
+    entries = [trial for trial, _ in trials]
+    # Each is a trial before it is a run.
+    SYSTEM.each(lambda trial: sweep.run(trial).write(_about(sweep, recipe, trial, parent)), entries)
     # A preparation trains nothing and is not tracked: the recipe's rate and length replace those of its trial.
     length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
     for run, (_, own) in zip(names, trials, strict=True):
@@ -175,11 +168,20 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     return sweep, list(preparations.values())
 
 
+def _about(sweep: Sweep, recipe: Recipe, trial: TrialEntry, parent: str | None) -> outcomes.TrialInfo:
+    assert recipe.sweep
+    rows = {"keeps_rows": True} if recipe.sweep.sure else {}
+    return outcomes.TrialInfo(
+        sweep=sweep.name, id=trial.id, values=trial.values, metric=recipe.sweep.metric, tracking=parent, **rows
+    )
+
+
 def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     """Creates the runs of a bracket's trials with their prepared data, and returns the runs' addresses."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
     names, prepared, limit = _preparation_names(sweep, trials), {}, _limit(recipe)
+    parent = tracking_parent(sweep, recipe)
     for name in set(names):
         data = Run(sweep.storage, name)
         with seals.stage(data, objects.ENTER, appends=False) as sealed:
@@ -199,8 +201,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
                 if document is not None:
                     (run.set_once if kind in objects.IDENTITY else run.put)(kind, document)
             run.write_once(make_plan(own, rows))
-            if about := run.read(outcomes.TrialInfo):  # written before the run began
-                run.write(about)
+            run.write(_about(sweep, recipe, trial, parent))  # again, as that was in no stage of the run
         return run
 
     runs = SYSTEM.each(enter_one, zip(names, trials, strict=True))
@@ -435,7 +436,7 @@ def compare(
 
     Args:
         against: The other trial.
-        rows: Of each trial its held-out rows. One without as many as the other's is left out.
+        rows: Of each trial its held-out rows. One with other rows is left out.
         mode: `min` or `max`: direction of the score.
         sure: Share of draws inside an interval.
         seed: Decides the draws.
@@ -447,7 +448,9 @@ def compare(
     other, sign = rows[against], 1 if mode == "min" else -1
     differences = {}
     for trial, own in rows.items():
-        if trial == against or other is None or own is None or len(own.values) != len(other.values):
+        if trial == against or other is None or own is None:
+            continue
+        if (own.data, len(own.values)) != (other.data, len(other.values)):
             continue
         columns = [
             column

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from baton import events
 from baton.errors import UserError
 from baton.runs import outcomes
-from baton.runs.documents import StagePhase
+from baton.runs.documents import SplitData, StagePhase
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, Sweep, now
 from baton.train.context import Clock
@@ -85,7 +85,10 @@ class Scoring:
                 f"sweep.metric is {self._metric!r}, which the evaluation of the held-out rows does not give.",
                 remedy=f"It gives {', '.join(sorted(metrics))}.",
             )
-        kept = outcomes.TrialRows(values=[x for x, _ in rows], weights=[x for _, x in rows]) if rows else None
+        kept = None
+        if rows:
+            data = self._run.need(SplitData).digest
+            kept = outcomes.TrialRows(values=[x for x, _ in rows], weights=[x for _, x in rows], data=data)
         return Score(step, metrics[name], metrics, kept)
 
     def _by_row(self, trainer: ChunkTrainer) -> contextlib.AbstractContextManager[None]:

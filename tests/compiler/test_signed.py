@@ -30,10 +30,18 @@ def recipe(*settings: str, secret: str | None = "keys/run.pem") -> Recipe:
     return load.load(SCRATCH, [f"chunks.signing={signs}", *settings])
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+SEARCH = "sweep={method: grid, parameters: {training.learning_rate: [0.1, 0.2]}}"
+COMPILED = {
+    Pipeline.finetune: (),
+    Pipeline.retrain: ('evaluation.gate={loss: "<= production"}', "evaluation.production=accepted"),
+    Pipeline.sweep: (SEARCH,),
+}
+
+
+@pytest.fixture(scope="module", params=COMPILED, ids=str)
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    write_package(pipeline_file.for_cluster(recipe()), str(path), Pipeline.finetune)
+    write_package(pipeline_file.for_cluster(recipe(*COMPILED[request.param])), str(path), request.param)
     return list(yaml.safe_load_all(path.read_text()))
 
 

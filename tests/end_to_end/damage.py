@@ -412,8 +412,9 @@ def _start(name: str, folder: Path) -> Outcome:
     os.chdir(folder)  # paths of a recipe without a file start here
     try:
         if "sweep" in RUNS[name]:
-            best = LocalSweep(api.load(RUNS[name], store=store).localised(), run_name, heard).run()
-            export_best_trial(best, run_name, heard)
+            recipe = api.load(RUNS[name], store=store).localised()
+            best = LocalSweep(recipe, run_name, heard).run()
+            export_best_trial(recipe, best, run_name, heard)
             result = results.result(best)
         else:
             result = api.run(RUNS[name], run_name, store=store, on_event=heard)

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from baton.checkpoint.chain import verify_decisions
 from baton.runs import lineage
 from baton.runs.run import Run
+from baton.signing import KEY_FILE, Signer
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 
@@ -91,8 +93,11 @@ def _sides(storage: Storage, run: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str) -> None:
-    _recipe(tmp_path, base)
+def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    signer = Signer.new("ed25519")
+    (tmp_path / "own.key").write_bytes(signer.pem())
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "own.key"))
+    _recipe(tmp_path, base, chunks={"count": 2, "signing": {"public_key": signer.public.line}})
     storage = Storage(str(tmp_path / "store"))
     _write(tmp_path / "rows.jsonl", _rows(60, 1))
     _write(tmp_path / "feed.jsonl", _rows(20, 2))
@@ -130,6 +135,15 @@ def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str) -> N
     code, found, _ = _retrain(tmp_path)
     assert (code, found["state"]) == (0, "unchanged")
     assert f"{third['run']}, rejected" in found["words"]
+
+    models = lineage.Models(storage, "again")
+    told = verify_decisions(models, signer.public)
+    assert (told["problems"], told["documents"]) == ([], ["accepted/000001.json", "accepted/000002.json"])
+    planted = json.loads(storage.read(models.path("accepted/000002.json")))
+    models.put("accepted/000003.json", {**planted, "model_uri": first["model_uri"]})
+    code, found, shown = _retrain(tmp_path)
+    assert (code, found["state"]) == (1, "failed")
+    assert "accepted/000003.json is refused: its signature is of other content" in " ".join(shown.split())
 
 
 @pytest.mark.slow

@@ -137,3 +137,8 @@ def test_pods_of_a_signed_sweep_keep_within_its_budget(tmp_path: Path, monkeypat
     assert winner.raw("export.json")
     done = CliRunner().invoke(app, ["verify", "run", winner.uri, "--key", str(tmp_path / "own.pub")])
     assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, ["verify", "decisions", poor.uri, "--key", str(tmp_path / "own.pub")])
+    assert done.exit_code == 0, done.output
+    poor.put("control/t000.json", {"state": "go"})
+    done = CliRunner().invoke(app, ["verify", "decisions", poor.uri, "--key", str(tmp_path / "own.pub")])
+    assert (done.exit_code, "CHANGED: control/t000.json: it is not signed" in done.output) == (1, True)

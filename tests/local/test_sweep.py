@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from baton.runs.run import Run, Sweep
 from baton.source import prepare
 from baton.store.storage import Storage
 from baton.sweep import search
+from tests.support import tiny
 from tests.support.pages import read
 
 BATON = str(Path(sys.executable).parent / "baton")
@@ -246,6 +248,61 @@ def test_a_killed_process_loses_one_turn(swept: tuple[Recipe, Watched, Run], tmp
     assert killed == [2, 5]
     assert disturbed.trained() == watched.trained()
     assert _digest(winner, 12) == _digest(watched.sweep.run(watched.sweep.trial(BEST)), 12)
+
+
+class Killer:
+    """Kills the process of turns at random moments, five times, in each turn once."""
+
+    def __init__(self, begun: list[processes.Process]) -> None:
+        self.killed: list[str] = []
+        self._begun, self._random, self._timer = begun, random.Random(12), threading.Timer(0, lambda: None)
+        self._seen: set[str] = set()
+        self._started, self._took = time.monotonic(), 1.0
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, events.Stage) or "train chunk" not in event.stage:
+            return
+        self._timer.cancel()
+        if event.state == "done":
+            self._took = time.monotonic() - self._started
+        elif event.state == "started" and event.stage not in self._seen:
+            self._seen.add(event.stage)
+            self._started = time.monotonic()
+            if len(self.killed) < 5 and self._random.random() < 0.5:
+                moment = self._random.uniform(0, self._took)
+                self._timer = threading.Timer(moment, self._kill, [event.stage])
+                self._timer.start()
+
+    def _kill(self, stage: str) -> None:
+        self.killed.append(stage)
+        self._begun[-1].kill()
+
+
+@pytest.mark.slow
+def test_eight_adapters_end_on_the_bits_they_have_alone_whenever_they_are_killed(tmp_path: Path) -> None:
+    path = _write_recipe(
+        tmp_path,
+        device="shared",
+        halving=None,
+        parameters={"training.learning_rate": RATES, "adapter.r": [4, 8]},
+    )
+    base = {"model": {"base": tiny.make_base(tmp_path / "base")}}
+    document = {**yaml.safe_load(path.read_text()), **base, "adapter": {"type": "lora", "r": 4, "dropout": 0.1}}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    begun: list[processes.Process] = []
+    killer = Killer(begun)
+    recipe = _loaded(path)
+    watched = Watched(recipe, "s", killer)
+    _note_turns(watched, begun)
+    watched.run()
+    assert len(set(killer.killed)) == len(killer.killed) == 5
+    assert not [event for event in watched.events if isinstance(event, events.NoEffect)]
+    digests = set()
+    for trial in watched.sweep.document().trials:
+        digest = _digest(_alone(recipe, trial.values, f"alone-{trial.id}"), 12)
+        assert _digest(watched.sweep.run(trial), 12) == digest
+        digests.add(digest)
+    assert len(digests) == 8
 
 
 def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, Run]) -> None:

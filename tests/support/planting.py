@@ -20,7 +20,7 @@ from baton.checkpoint import signatures
 from baton.checkpoint.proof import SignatureReport, Verification
 from baton.checkpoint.store import CheckpointStore
 from baton.runs.run import Run
-from baton.signing import Signer
+from baton.signing import SIGNATURE, Signer
 from baton.store.manifest import Manifest
 
 
@@ -251,7 +251,7 @@ class Planter:
     def _by_stranger(self, manifest: Manifest) -> Manifest:
         bare = signatures.unsigned(manifest)
         bundle = self.stranger.sign(signatures.statement(bare))
-        return replace(bare, meta={**bare.meta, signatures.SIGNATURE: bundle})
+        return replace(bare, meta={**bare.meta, SIGNATURE: bundle})
 
     def _other(self, value: Any) -> Any:
         if isinstance(value, bool) or value is None:

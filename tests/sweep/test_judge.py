@@ -132,14 +132,13 @@ def test_a_sealed_score_counts_whatever_became_of_its_document(change: str, has_
 
 
 @pytest.mark.parametrize("has_key", [True, False])
-def test_a_planted_score_is_not_used(
-    has_key: bool, sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_score_is_not_used(has_key: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if has_key:
         signer = Signer.new("ed25519")
         (tmp_path / "run.key").write_bytes(signer.pem())
         monkeypatch.setenv(KEY_FILE, str(tmp_path / "run.key"))
         monkeypatch.setenv(SIGNED_BY, signer.public.line)
+    sweep = in_rungs(tmp_path / "store")
     _sealed_scores(sweep)
     with seals.stage(sweep.run(sweep.trial("t3")), objects.ENTER):
         sweep.run(sweep.trial("t3")).write(TrialInfo(sweep="s", id="t3", values={}, metric="eval_loss"))
@@ -212,7 +211,8 @@ ROWS = [1.0, 2.0, 3.0, 4.0] * 20
 
 def _rows(sweep: Sweep, chunk: int, **values: list[float]) -> None:
     for trial, own in values.items():
-        sweep.run(sweep.trial(trial)).write(TrialRows(values=own, weights=[1.0] * len(own)), chunk)
+        data = "other" if own is ELSEWHERE else "d"
+        sweep.run(sweep.trial(trial)).write(TrialRows(values=own, weights=[1.0] * len(own), data=data), chunk)
     _score(sweep, chunk, **{trial: sum(own) / len(own) for trial, own in values.items()})
 
 
@@ -221,13 +221,17 @@ def _noisy(shift: float, noise: float) -> list[float]:
     return [value + shift + noise * (-1) ** (at // 3) for at, value in enumerate(ROWS)]
 
 
+ELSEWHERE = _noisy(0.02, 0.5)
+
+
 @pytest.mark.parametrize(
     ("third", "kept"),
     [
         pytest.param(_noisy(0.02, 0.5), ["t0", "t1", "t2"], id="a difference within the noise of rows"),
         pytest.param(_noisy(0.02, 0.0), ["t0", "t1"], id="as small on every row"),
         pytest.param(_noisy(0.5, 0.5), ["t0", "t1"], id="above the noise"),
-        pytest.param([*_noisy(0.02, 0.5), 9.0], ["t0", "t1"], id="other rows"),
+        pytest.param([*_noisy(0.02, 0.5), 9.0], ["t0", "t1"], id="more rows"),
+        pytest.param(ELSEWHERE, ["t0", "t1"], id="as many rows of another split"),
     ],
 )
 def test_a_trial_that_cannot_be_told_from_the_last_to_advance_does_too(
@@ -241,8 +245,9 @@ def test_a_trial_that_cannot_be_told_from_the_last_to_advance_does_too(
     why = {entry.id: entry.why for entry in verdict.stopped}
     assert why["t3"].startswith("place 4 of 4, top 2 kept; worse than t1 by 1.9")
     assert why["t3"].endswith("(confidence 1)")
-    assert ("t2" in why and "not compared by rows" in why["t2"]) == (len(third) != len(ROWS))
-    assert ("t2" in verdict.differences) == (len(third) == len(ROWS))
+    is_other = len(third) != len(ROWS) or third is ELSEWHERE
+    assert ("t2" in why and "not compared by rows" in why["t2"]) == is_other
+    assert ("t2" in verdict.differences) != is_other
 
 
 def test_without_sure_any_difference_counts(sweep: Sweep) -> None:

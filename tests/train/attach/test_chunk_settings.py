@@ -16,13 +16,12 @@ from transformers import Trainer
 import baton
 from baton import signing
 from baton.checkpoint.proof import Verification
-from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, ExactnessError
 from baton.recipe.base import Section
 from baton.recipe.run import Chunks
 from baton.runs.run import Run
-from baton.signing import SignatureError, Signer
+from baton.signing import SIGNATURE, SignatureError, Signer
 from tests.support.tiny import make_base
 from tests.train.attach import own
 

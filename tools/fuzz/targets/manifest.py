@@ -69,7 +69,7 @@ def _manifest_signed_anew(data: bytes) -> None:
         manifest = signatures.unsigned(Manifest(**json.loads(data)))
         assert house.signer
         bundle = house.signer.sign(signatures.statement(manifest))
-        data = replace(manifest, meta={**manifest.meta, signatures.SIGNATURE: bundle}).as_written().encode()
+        data = replace(manifest, meta={**manifest.meta, signing.SIGNATURE: bundle}).as_written().encode()
     _restore(house, data)
 
 
@@ -79,7 +79,7 @@ def _statement(data: bytes) -> None:
     assert house.signer
     signature = signing._signed(house.signer._key, signing._encoding(data))
     document = json.loads(house.before[house.path])
-    document["meta"][signatures.SIGNATURE] = signing._bundle(data, signature, house.signer.public)
+    document["meta"][signing.SIGNATURE] = signing._bundle(data, signature, house.signer.public)
     _restore(house, json.dumps(document).encode())
 
 
@@ -185,7 +185,7 @@ def seeds() -> Iterator[bytes]:
     signed, unsigned = _house(signed=True), _house(signed=False)
     for kind, house in enumerate((unsigned, _house(signed=False, in_memory=True), signed, signed)):
         yield bytes([kind]) + house.before[house.path]
-    signature = json.loads(signed.before[signed.path])["meta"][signatures.SIGNATURE]
+    signature = json.loads(signed.before[signed.path])["meta"][signing.SIGNATURE]
     yield bytes([4]) + base64.b64decode(signature["dsseEnvelope"]["payload"])
     for number, name in enumerate(DOCUMENTS):
         yield bytes([5, number]) + signed.before[signed.run.path(name)]
