@@ -104,7 +104,7 @@ class Bench:
         self._payloads.clear()
 
     def transfer(self, operation: str, *arguments: object) -> Event:
-        """Moves something in a fresh process and returns its `seconds` and `cpu` seconds."""
+        """Moves something in a fresh process; returns `seconds`, `cpu` seconds, and how `busy` all cores were."""
         trace = watch(["-m", "benchmarks.transfer", operation, *map(str, arguments)], parse_mark)
         return trace.all("moved")[0]
 

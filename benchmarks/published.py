@@ -198,8 +198,9 @@ def _row_table(name: str, known: Mapping[str, Any]) -> str:
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "main": _readme,
     "virtual": partial(_row_table, "virtual"),
+    "searches": partial(_row_table, "searches"),
 }
-FILLED = ("README.md", "docs/internals/multi-gpu.md")
+FILLED = ("README.md", "docs/internals/multi-gpu.md", "docs/guides/sweeps-and-forks.md")
 TABLE_HEAD = "| | Baton | compared with | ratio | goal | met |\n|---|---|---|---|---|---|\n"
 
 

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import OPPONENTS
 from benchmarks.mark import mark
 
@@ -162,7 +164,9 @@ OPERATIONS = {f.__name__: f for f in (fetch, send, raw_put, raw_get, boto3_get, 
 
 if __name__ == "__main__":
     operation = OPERATIONS[sys.argv[1]](*sys.argv[2:])
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu, before = time.perf_counter(), time.process_time(), psutil.cpu_times()
     operation()
-    seconds = time.perf_counter() - began
-    mark("moved", seconds=seconds, cpu=time.process_time() - cpu)
+    seconds, cores, after = time.perf_counter() - began, os.cpu_count() or 1, psutil.cpu_times()
+    idle = after.idle - before.idle + after.iowait - before.iowait
+    busy = 1 - idle / seconds / cores  # with the server and all others
+    mark("moved", seconds=seconds, cpu=time.process_time() - cpu, busy=busy)

@@ -41,7 +41,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         keep(splits["script"], {"fetch, alone": their_fetch["inputs"], "restore": resume})
         keep(columns, {"alone": alone["seconds"] + restore, "waited": waited + restore})
         keep(columns, {"script": their_fetch["inputs"] + resume, "script waited": their_fetch["imported"] + resume})
-        keep(columns, {"cpu": alone["cpu"]})
+        keep(columns, {"cpu": alone["cpu"], "busy": 100 * alone["busy"], "raw busy": 100 * raw[raw_name]["busy"]})
         if "Run:ai" in raw:
             keep(columns, {"Run:ai": checkpoint.bytes / 1e6 / raw["Run:ai"]["seconds"]})
         keep(columns, {"hashed": checkpoint.bytes / 1e6 / hashed})
@@ -63,6 +63,13 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
                 share("speed of fetch", columns["speed"], columns[name], "Run:ai's streamer", unit="MB/s")
                 for name in ("Run:ai",)
                 if name in columns
+            ),
+            Figure(
+                what="busy cores of this machine meanwhile",
+                unit="%",
+                ours=columns["busy"],
+                theirs=columns["raw busy"],
+                other="raw reader",
             ),
             Figure(what="CPU of fetch", unit="s", ours=columns["cpu"], theirs=columns["s3fs cpu"], other="s3fs.get"),
         ],
