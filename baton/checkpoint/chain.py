@@ -325,10 +325,15 @@ def verify_decisions(folder: Sweep | Models, public: PublicKey, *, signs: bool =
         folder: The sweep, or the models.
         public: The key.
         signs: Whether documents that have no signature get one, of this process.
+
+    Raises:
+        UserError: nothing is there.
     """
     storage, problems, agreeing, unsigned = folder.storage, [], [], []
     runs: dict[str, None] = {}
-    for name in sorted(storage.find(folder.path())):
+    if not (there := sorted(storage.find(folder.path()))):
+        raise UserError(f"{folder.uri} does not exist.", remedy="Check store and name.")
+    for name in there:
         path = folder.path(name)
         if name.rpartition("/")[2].startswith(OWN):
             continue
@@ -354,10 +359,10 @@ def verify_decisions(folder: Sweep | Models, public: PublicKey, *, signs: bool =
     if not agreeing:
         problems.append(f"nothing of {folder.uri} is signed by the key {public.name}")
     for run in (Run(storage, name) for name in runs):
-        there = storage.list(run.path())
-        if FOLDER in there or RunInfo.NAME in there:
+        own = storage.list(run.path())
+        if FOLDER in own or RunInfo.NAME in own:
             problems += [f"run {run.name}: {problem}" for problem in ChainCheck(run, public).verdict()["problems"]]
-        elif not there and isinstance(folder, Sweep):  # a trial that has not begun has its values
+        elif not own and isinstance(folder, Sweep):  # a trial that has not begun has its values
             problems.append(f"run {run.name}: it is gone")
     return {
         "ok": not problems,

@@ -514,7 +514,9 @@ def verify_decisions(
     Reads all its trials, or the accepted runs, too. Exit code 1 means a changed, missing or added document.
     """
     with answer(json):
-        kind = Sweep if "/sweeps/" in target else lineage.Models
+        kind = next((kind for kind in (Sweep, lineage.Models) if f"/{kind.KIND}s/" in target), None)
+        if kind is None:
+            raise UserError(f"{target!r} is neither STORE/sweeps/NAME nor STORE/models/NAME.")
         told = chain.verify_decisions(kind.open(target), read_public(key), signs=sign)
         if json:
             print_json({**told})

@@ -126,6 +126,10 @@ def test_what_verification_finds_beside_planted_documents(sweep: Sweep, tmp_path
         done = CliRunner().invoke(app, command)
         return done.exit_code, done.output
 
+    wrong = {"foo": "is neither STORE/sweeps", f"{sweep.uri}x": "does not exist. Check store and name"}
+    for target, told in wrong.items():
+        done = CliRunner().invoke(app, ["verify", "decisions", target, "--key", str(tmp_path / "key")])
+        assert (done.exit_code, told in done.output) == (2, True)
     assert sweep.storage.find(sweep.path()).keys() == PLANTED.keys()
     assert verified() == (0, f"{len(PLANTED)} documents are as signed\n")
     sweep.put("page.html", {})
