@@ -172,12 +172,16 @@ def trusted_here() -> PublicKey | None:
 def signer_of(public: PublicKey, what: str) -> Signer:
     """Returns this process's signer, which must have a public key; `UserError` names `what` must be signed."""
     signer = signer_here()
-    if signer is None or signer.public != public:
-        held = "is not set" if signer is None else f"holds {signer.public.name}"
+    if signer is None:
         raise UserError(
-            f"{what} must be signed by {public.name}, and {KEY_FILE} {held}.",
+            f"{what} must be signed by {public.name}, and {KEY_FILE} is not set.",
             remedy="Set it to the file with the private key. On a cluster, name its Secret in chunks.signing.secret "
             "and compile the pipeline again.",
+        )
+    if signer.public != public:
+        raise UserError(
+            f"{what} must be signed by {public.name}, and {KEY_FILE} holds {signer.public.name}.",
+            remedy="Give it the private key that belongs to chunks.signing.public_key.",
         )
     return signer
 

@@ -106,7 +106,7 @@ def note_retraining(run: Run, note: RetrainNote) -> None:
 
 def retraining(run: Run) -> RetrainNote:
     """Returns the note of the retraining that trains a run; `SignatureError` as for a model in use."""
-    path, remedy = run.path(RetrainNote.NAME), "Find out who wrote it, and retrain again, which writes it anew."
+    path, remedy = run.path(RetrainNote.NAME), "Find out who wrote it, and retrain again, which replaces it."
     return RetrainNote.read(_opened(run.storage, path, signing.trusted_here(), remedy), run.storage.uri(path))
 
 

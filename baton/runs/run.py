@@ -491,7 +491,7 @@ class Sweep(DocumentFolder):
         if isinstance(document, documents.PodLoss):
             return document.to_json()
         public = signing.trusted_here()
-        # A shell has no key to ask for: it signs with the one that the recipe names.
+        # A shell was told no key: the recipe names it.
         if public is None and (head := document if isinstance(document, SweepHead) else self.read(SweepHead)):
             chunks: Any = head.recipe.get("chunks") or {}
             settings = chunks.get("signing")

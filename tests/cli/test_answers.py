@@ -55,7 +55,8 @@ ACTS = {
     "retrain", "retry", "run", "runs fork", "schedule", "schedules delete", "submit", "sweep fork", "sweep resume",
     "sweep run", "sweep stop", "demo", "diff",
     "kfp compile", "kfp heal", "kfp schedule", "kfp submit", "kfp unschedule", "logs", "open",
-    "runs merge", "runs prune", "runs remove", "stop", "verify chunks", "verify exports", "verify keys new",
+    "runs merge", "runs prune", "runs remove", "stop", "verify chunks", "verify decisions",
+    "verify exports", "verify keys new",
     "verify kills", "verify replay", "verify signature", "watch", "sweep watch",
 }  # fmt: skip
 """Commands that do something, and `checkpoints show`, whose answer is JSON in any case."""

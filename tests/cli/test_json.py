@@ -123,6 +123,7 @@ FAILED: dict[str, tuple[list[str], str]] = {
     "verify chunks": (["recipe.yaml", "--set", "trainin.epochs=1"], "trainin: unknown key; did you mean 'training'?"),
     "verify kills": (["recipe.yaml", "--chunks", "9"], "chunks.count: 9 chunks for 4 steps"),
     "verify replay": (["store/runs/absent"], "absent/recipe.json does not exist"),
+    "verify decisions": (["store/sweeps/absent", "--key", "absent.key"], "key 'absent.key' cannot be read"),
     "verify exports": (["store/runs/begun"], "has no export"),
     "verify signature": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
     "verify keys show": (["absent.key"], "key 'absent.key' cannot be read"),

@@ -35,10 +35,11 @@ def _document(name: str, row: Row, **about: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for name in ("docs/pictures", "docs/trust", "docs/internals"):
+    for name in ("docs/pictures", "docs/trust", "docs/internals", "docs/guides"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "README.md").write_text(README, encoding="utf-8")
-    (tmp_path / "docs/internals/multi-gpu.md").write_text("no table\n", encoding="utf-8")
+    for name in ("docs/internals/multi-gpu.md", "docs/guides/sweeps-and-forks.md"):
+        (tmp_path / name).write_text("no table\n", encoding="utf-8")
     return tmp_path
 
 
@@ -61,7 +62,7 @@ def test_rows_are_kept_until_they_are_measured_again(root: Path) -> None:
     assert published.publish(_document("boundary", second), root) == {}
 
     page = _page(root)
-    assert "| stall | 0.50 s (0.25–1) | script 5 s (5–5) | 10× (5–20) | ≥ 20× | **no** |" in page
+    assert "| stall | 0.500 s (0.250–1) | script 5 s (5–5) | 10× (5–20) | ≥ 20× | **no** |" in page
     assert "| extra \\| all | 2% |  |  | ≤ 3.5 % | yes |" in page
     assert "S3 to memory. 8 M. Preparing data counts on neither side." in page
     assert "load 0.2 before the start, others used 0.03 cores" in page
