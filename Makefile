@@ -91,6 +91,7 @@ passes: setup ## Merge what passed, and when, into tests/passes.json and its pag
 	$(RECORDED) --collect-only -qq $(RUNS:%=--merge=%)
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
 	$(PY) -m tests.support.passes docs/internals/passes.md
+	$(PY) -m tests.end_to_end.damage_table docs/internals/damage.md $(wildcard build/damage.jsonl)
 
 MINUTES ?= 60
 KILLS ?= 500

@@ -18,11 +18,8 @@ from baton.local import begun, engine, forkserver
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import TokenizedRows
-from baton.runs.plan import Plan
 from baton.runs.run import ORIGIN, Run, Sweep
 from baton.source import credentials
-from baton.store.manifest import usable_manifest
 from baton.sweep.search import brackets
 
 
@@ -32,14 +29,6 @@ def export_best_trial(recipe: Recipe, run: Run, sweep: str, on_event: Callable[[
         package = os.path.join(folder, "winner.yaml")
         compile_pipeline(winners(recipe), package)
         engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
-
-
-def is_prepared(run: Run) -> bool:
-    """Tells whether the data of a run is still there."""
-    tokens = run.read(TokenizedRows)
-    if run.read(Plan) is None or tokens is None:
-        return False
-    return usable_manifest(run.storage, tokens.prefix) is not None
 
 
 Answer = TypeVar("Answer", bound=events.Event)
@@ -89,10 +78,9 @@ class LocalSweep:
             arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
             preparations = self._stage(events.Prepares, "begin", *arguments).preparations
         for preparation in preparations:
-            if not is_prepared(Run(self.sweep.storage, preparation["run"])):
-                prepared = load.loads(preparation["recipe"])
-                with processes.environment(**{ORIGIN["until"]: "data"}):
-                    processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
+            prepared = load.loads(preparation["recipe"])
+            with processes.environment(**{ORIGIN["until"]: "data"}):  # whole data is found done
+                processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
         runs = self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
         for uri in runs:
             begun.note_here(uri.rpartition("/")[2], uri, [])

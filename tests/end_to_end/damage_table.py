@@ -1,21 +1,25 @@
 """Outcomes of damage as a page.
 
-python -m tests.end_to_end.damage_table RUN…                         starts each case of these runs
-python -m tests.end_to_end.damage_table docs/internals/damage.md    writes the page (`make docs`)
+python -m tests.end_to_end.damage_table docs/internals/damage.md [NOTES]    writes the page, after the tests' notes
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
 
 from tests.end_to_end import damage
 
+Table = dict[str, dict[str, int]]
+"""Pattern of a damaged object → outcome → number."""
+
 RECORD = Path(__file__).with_name("damage.json")
+NOTES = Path("build/damage.jsonl")
+"""Table of each part that was started, a line each, the last one counts."""
+PARTS = 8
 WORDS = {"repaired": "repaired", "told": "told by `verify`", "left": "left", "ended": "ended"}
 ABSENT = {
     "attached.json": "of a script",
@@ -41,13 +45,10 @@ ABSENT = {
     "restarts/*.json": "of a lost process",
     "retrain.json": "of a retraining",
     "samples/*.json": "of `evaluation.sample_every`",
-    "rows/chunk-*.json": "of a sweep's trial",
-    "scores/chunk-*.json": "of a sweep's trial",
     "skips/step-*.json": "of a step that the guard found",
     "start/*": "of a fork",
     "tensorboard/**": "of a tracker",
     "tracking.json": "needs MLflow",
-    "trial.json": "of a sweep's trial",
     "unsent/**": "needs MLflow",
     "wandb/**": "of a tracker",
     "warnings/*.json": "of a warning",
@@ -55,18 +56,10 @@ ABSENT = {
 """Pattern of an object in no run of the table, or not in each → why."""
 
 
-class Table(TypedDict):
-    """Outcomes of a run: `started` of `cases`, by the pattern of the damaged object."""
-
-    cases: int
-    started: int
-    objects: dict[str, dict[str, int]]
-
-
 INTRODUCTION = """\
 # Damage
 
-<!-- Written by `make docs` from tests/end_to_end/damage.json; measure that anew instead. -->
+<!-- Written by `make docs` from tests/end_to_end/damage.json, the notes of `make test-all`. -->
 
 Each object of a real run is damaged in turn: a flipped bit, emptied, cut, deleted, swapped with its neighbour, replaced
 by an older version. One start follows, of a finished run and of one killed after its first chunk. Kinds and their
@@ -86,48 +79,52 @@ def tables() -> dict[str, Table]:
     return found
 
 
-def measure(name: str, most: int | None = None) -> list[str]:
-    """Starts the cases of a run, or `most` of them by hash; notes the outcomes, and returns the faults."""
-    faults, rows = [], dict[str, Counter[str]]()
-    with tempfile.TemporaryDirectory(prefix="damaged-") as folder:
-        subject = damage.Subject(name, Path(folder))
-        patterns = {name: kind.pattern for name in [*subject.whole, *subject.half] if (kind := damage.kind_of(name))}
-        rows = {pattern: Counter() for pattern in patterns.values() if pattern not in ABSENT}
-        cases = sorted((case for case in subject.cases() if patterns.get(case.name) in rows), key=damage.number)
-        for case in cases[:most]:
-            word, outcome = subject.after(case)
-            if fault := damage.fault(case, word, outcome):
-                faults.append(fault)
-                print(fault, flush=True)
-            rows[patterns[case.name]][word] += 1
-        subject.close()
-    table = Table(cases=len(cases), started=len(cases[:most]), objects={key: dict(row) for key, row in rows.items()})
-    before = tables() if RECORD.exists() else {}
-    RECORD.write_text(json.dumps({**before, name: table}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def started(subject: damage.Subject, cases: Iterable[damage.Case], part: int | None = None) -> list[str]:
+    """Starts cases, notes the outcomes of a part of a run's table, and returns the faults."""
+    faults, rows = list[str](), dict[str, Counter[str]]()
+    for case in cases:
+        word, outcome = subject.after(case)
+        if fault := damage.fault(case, word, outcome):
+            faults.append(fault)
+        rows.setdefault(damage.pattern_of(case.name), Counter())[word] += 1
+    if part is not None and not faults:
+        NOTES.parent.mkdir(exist_ok=True)
+        with NOTES.open("a", encoding="utf-8") as notes:
+            notes.write(json.dumps({"run": subject.name, "part": part, "objects": rows}) + "\n")
     return faults
+
+
+def take(notes: Path) -> None:
+    """Replaces the tables of runs whose parts have all been noted."""
+    lines = [json.loads(line) for line in notes.read_text(encoding="utf-8").splitlines()]
+    parts = {(line["run"], line["part"]): line["objects"] for line in lines}
+    found = tables()
+    for name in damage.RUNS:
+        noted = [parts[name, part] for part in range(PARTS) if (name, part) in parts]
+        if len(noted) == PARTS:
+            patterns = {pattern for table in noted for pattern in table}
+            found[name] = {key: sum((Counter(table.get(key)) for table in noted), Counter()) for key in patterns}
+    RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def markdown() -> str:
     """Returns the page."""
     parts = [INTRODUCTION]
-    for name, table in tables().items():
-        rows = table["objects"]
+    for name, rows in tables().items():
         total = sum((Counter(row) for row in rows.values()), Counter[str]())
         cells = ", ".join(f"{total[word]} {word}" for word in WORDS)
-        parts.append(f"## {name}\n\n{table['started']} of {table['cases']} cases were started: {cells}.\n\n")
+        parts.append(f"## {name}\n\n{total.total()} cases: {cells}.\n\n")
         parts.append(f"| object | {' | '.join(WORDS.values())} |\n")
         parts.append(f"|---|{'--:|' * len(WORDS)}\n")
         for pattern, row in sorted(rows.items()):
             parts.append(f"| `{pattern}` | {' | '.join(str(row.get(word, '')) for word in WORDS)} |\n")
         parts.append("\n")
-    if ABSENT:
-        parts.append("## In no table\n\n| object | reason |\n|---|---|\n")
-        parts += [f"| `{pattern}` | {why} |\n" for pattern, why in sorted(ABSENT.items())]
+    parts.append("## In no table\n\n| object | reason |\n|---|---|\n")
+    parts += [f"| `{pattern}` | {why} |\n" for pattern, why in sorted(ABSENT.items())]
     return "".join(parts).rstrip() + "\n"
 
 
 if __name__ == "__main__":
-    if sys.argv[1].endswith(".md"):
-        Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")
-    else:
-        sys.exit(bool(measure(sys.argv[1], *map(int, sys.argv[2:]))))
+    for each in sys.argv[2:]:
+        take(Path(each))
+    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")
