@@ -67,6 +67,8 @@ MAIN = {  # row and figure → its name on the short page
     ("tokenize", "speed", "SFTTrainer"): "speed of tokenizing",
     ("searches", "samples saved, eta 2", ""): "samples saved by pruning, against all trials to the end",
     ("searches", "searches of 30 with the winner of a full search, eta 2", ""): "searches of 30 with the same winner",
+    ("sweep", "time", "a process a chunk"): "eight LoRA configurations in turns in one process",
+    ("sweep", "time", "TRL"): "the same, TRL one after the other",
 }
 
 
@@ -199,6 +201,7 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "main": _readme,
     "virtual": partial(_row_table, "virtual"),
     "searches": partial(_row_table, "searches"),
+    "sweep": partial(_row_table, "sweep"),
 }
 FILLED = ("README.md", "docs/internals/multi-gpu.md", "docs/guides/sweeps-and-forks.md")
 TABLE_HEAD = "| | Baton | compared with | ratio | goal | met |\n|---|---|---|---|---|---|\n"

@@ -195,7 +195,7 @@ def main(settings: dict[str, Any]) -> None:
     os._exit(0)  # the interpreter's end takes a second or two, and everything is in the store
 
 
-def arguments(settings: dict[str, Any], **more: Any) -> SFTConfig:
+def arguments(settings: dict[str, Any], learning_rate: float = 1e-3, **more: Any) -> SFTConfig:
     """Returns the benchmark's recipe in TRL's words."""
     return SFTConfig(
         output_dir=settings["folder"],
@@ -203,7 +203,7 @@ def arguments(settings: dict[str, Any], **more: Any) -> SFTConfig:
         data_seed=settings["seed"],
         max_steps=settings["steps"],
         per_device_train_batch_size=settings["batch"],
-        learning_rate=1e-3,
+        learning_rate=learning_rate,
         lr_scheduler_type="constant",
         optim="adamw_torch",
         bf16=False,

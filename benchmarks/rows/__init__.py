@@ -13,14 +13,12 @@ from benchmarks.rows import (
     bytes,
     frontier,
     goodput,
-    guard,
     imports,
     memory,
     notice,
     restart,
     restore,
     save_stall,
-    scale,
     searches,
     sweep,
     tokenize,
@@ -67,12 +65,10 @@ MODULES = (
     memory,
     tokenize,
     virtual,
-    guard,
     sweep,
     searches,
-    scale,
 )
-OVER_NETWORK = (save_stall, restore, boundary)
+OVER_NETWORK = (restore, boundary)
 ALL: dict[str, Entry] = {}
 """The rows by name, in the order in which they are measured."""
 for module in MODULES:

@@ -119,10 +119,10 @@ class Most:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Most]:
-    """Watches the children that train; servers among them are not counted, as they were there before."""
+def watched(*, servers: bool = False) -> Iterator[Most]:
+    """Watches the children that train; servers, which were there before, count only where asked."""
     most, over = Most(), threading.Event()
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = set() if servers else {child.pid for child in psutil.Process().children(recursive=True)}
 
     def look() -> None:
         while not over.is_set():
