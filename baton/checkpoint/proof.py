@@ -28,8 +28,8 @@ from baton.runs.documents import (
     Promoted,
     ProofPart,
 )
-from baton.runs.objects import CHECKPOINT
-from baton.runs.outcomes import TrialInfo
+from baton.runs.objects import CHECKPOINT, JUDGE
+from baton.runs.outcomes import TrialInfo, TrialScore
 from baton.runs.run import Run, now, state_identity
 from baton.signing import PublicKey
 from baton.store import bundle
@@ -155,6 +155,17 @@ def promote(run: Run, index: int) -> ProofPart | None:
             part = prove(store, checkpoint, index, attempts, keep=recipe.chunks.keep, targets=plan.targets)
     run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
     return part
+
+
+def has_ended(run: Run, chunk: int) -> bool:
+    """Tells whether a sweep's trial has ended a chunk: with a score, and a checkpoint that was checked and is there."""
+    with seals.stage(run, JUDGE, appends=False):
+        steps = {score.chunk: score.step for score in run.read_all(TrialScore, "scores")}
+        last = max(steps, default=0)
+        if chunk > last or (chunk == last and run.read(ProofPart, chunk) is None):
+            return False
+    newest = next(CheckpointStore(run).whole(), None)
+    return newest is not None and newest.step >= steps.get(chunk, 0)
 
 
 def _gone_since(store: CheckpointStore, index: int, target: int, *, is_last: bool) -> ProofPart | None:

@@ -25,9 +25,8 @@ from baton.checkpoint.signatures import manifest_digest, signature_problem
 from baton.documents import load_object
 from baton.errors import BatonError, DamagedError
 from baton.runs import objects
-from baton.runs.documents import OwnCode, ProofPart, SplitData, TokenizedRows
+from baton.runs.documents import OwnCode, SplitData, TokenizedRows
 from baton.runs.objects import Mend, RunObject
-from baton.runs.outcomes import TrialScore
 from baton.runs.run import Run
 from baton.runs.versions import release
 from baton.signing import (
@@ -545,10 +544,3 @@ def sealed(kind: str, *, appends: bool = True) -> Callable[[Callable[P, T]], Cal
         return work
 
     return decorate
-
-
-def has_ended(run: Run, chunk: int) -> bool:
-    """Tells whether a sweep's trial has ended a chunk: with a score, and a checkpoint that was checked."""
-    with stage(run, objects.JUDGE, appends=False):
-        last = max((score.chunk for score in run.read_all(TrialScore, "scores")), default=0)
-        return chunk < last or (chunk == last and run.read(ProofPart, chunk) is not None)

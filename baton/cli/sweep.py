@@ -206,8 +206,7 @@ def run(
         options.resumable(words)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
         with begun_by(words), Display(loaded.num_chunks) as display:
-            best = local.LocalSweep(loaded, sweep_name, display.heard).run()
-            local.export_best_trial(loaded, best, sweep_name, display.heard)
+            best = local.run_sweep(loaded, sweep_name, display.heard)
         shown, result = gather(Sweep(storage, sweep_name)), results.result(best)
         if json:
             options.print_json({**shown.to_json(), "winner_run": result})

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from baton import events
-from baton.checkpoint import seals
+from baton.checkpoint import proof
 from baton.errors import BatonError, UserError
 from baton.kfp import processes
 from baton.recipe.sharing import share
@@ -147,7 +147,7 @@ class RungTrainer:
         if self._notice or (request is not None and request.state == "stop"):
             return False
         # Without a check of its checkpoint a chunk is entered again: it finds all done, or repairs damage.
-        if seals.has_ended(run, index):
+        if proof.has_ended(run, index):
             return True
         for attempt in range(1, TRIES + 1):
             try:

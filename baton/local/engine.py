@@ -74,15 +74,21 @@ def run_recipe(
                 extras.require_all_packages(part)
             forkserver.start()  # imports in parallel
         prepare.check_model(recipe)
-        # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
-        at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
         with (
-            packaged(at_once, "pipeline", pipeline) as package,
+            packaged(at_once(recipe), "pipeline", pipeline) as package,
             _environment(**credentials.signing_environment(recipe)),
         ):
             run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
     finally:
         _taken.release()
+
+
+def at_once(recipe: Recipe) -> Recipe:
+    """Returns a recipe whose stages are tried once.
+
+    kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
+    """
+    return recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
 
 
 def _run_apart(request: Mapping[str, object], on_event: Callable[[events.Event], None]) -> None:
@@ -141,11 +147,32 @@ def run(
     *,
     on_event: Callable[[events.Event], None],
     in_containers: Recipe | None = None,  # its paths absolute; stages are then containers of its image
+    repair: Callable[[], object] = lambda: None,
 ) -> None:
     """Runs a compiled pipeline to its end; output other than events goes to the log called `name`.
 
+    It goes back once where a stage has marked damage, after `repair`, which repeats what is not in the pipeline.
     Of stages that run at once, one at a time has `on_event`.
     """
+    for may_repair in (True, False):
+        failure = _once(package_path, name, arguments, on_event, in_containers)
+        if failure is None:
+            return
+        if not (may_repair and failure.marked):
+            raise processes.error_of(failure)
+        # Once more: whole results are found done, marked ones are made again.
+        on_event(processes.StageRepaired(failure.stage, failure.message))
+        repair()
+
+
+def _once(
+    package_path: str,
+    name: str,
+    arguments: Mapping[str, object],
+    on_event: Callable[[events.Event], None],
+    in_containers: Recipe | None,
+) -> events.Error | None:
+    """Runs a compiled pipeline, and returns the failure of a stage."""
     from kfp import components, local
 
     log_path = os.path.join(machine.cache_dir(), "logs", f"{name}.log")
@@ -159,20 +186,15 @@ def run(
         local.init(containers or local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
         lines = _Lines(on_event, log)
-        failures = lines.failures
         with _captured(lines), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
-            for may_repair in (True, False):
-                try:
-                    pipeline(**arguments)
-                    return
-                except RuntimeError as error:
-                    if not failures:
-                        remedy = f"Its output is in {log_path}."
-                        raise BatonError(f"{error} The stage ended without a message.", remedy=remedy) from None
-                    if not (may_repair and failures[-1].marked):
-                        raise processes.error_of(failures[-1]) from None
-                    # Once more: whole results are found done, marked ones are made again.
-                    on_event(processes.StageRepaired(failures[-1].stage, failures.pop().message))
+            try:
+                pipeline(**arguments)
+            except RuntimeError as error:
+                if not lines.failures:
+                    remedy = f"Its output is in {log_path}."
+                    raise BatonError(f"{error} The stage ended without a message.", remedy=remedy) from None
+                return lines.failures[-1]
+    return None
 
 
 # Lines of kfp's engine about tasks, whose events tell more. Outputs have a block, which ends with a rule.

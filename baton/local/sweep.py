@@ -23,12 +23,18 @@ from baton.source import credentials
 from baton.sweep.search import brackets
 
 
-def export_best_trial(recipe: Recipe, run: Run, sweep: str, on_event: Callable[[events.Event], None]) -> None:
-    """Runs the stages after the last chunk on the best trial's run, as a sweep's compiled pipeline does."""
+def run_sweep(recipe: Recipe, name: str, on_event: Callable[[events.Event], None]) -> Run:
+    """Runs a sweep to its end, exports its best trial as a compiled pipeline does, and returns that trial's run."""
+
+    def trained() -> Run:
+        return LocalSweep(recipe, name, on_event).run()
+
+    best = trained()
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
-        compile_pipeline(winners(recipe), package)
-        engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
+        compile_pipeline(winners(engine.at_once(recipe)), package)
+        engine.run(package, name, {"run_uri": best.uri}, on_event=on_event, repair=trained)
+    return best
 
 
 Answer = TypeVar("Answer", bound=events.Event)

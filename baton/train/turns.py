@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from baton import events, machine
-from baton.checkpoint import seals
+from baton.checkpoint import proof
 from baton.checkpoint.staging import Staging
 from baton.errors import BatonError
 from baton.recipe.sharing import share
@@ -78,7 +78,7 @@ def _turns(
         runs |= _joining(runs, sweep, device)
         for trial, run in runs.items():
             request = sweep.request(trial)
-            if not seals.has_ended(run, index) and (request is None or request.state != "stop"):
+            if not proof.has_ended(run, index) and (request is None or request.state != "stop"):
                 yield run, events.Turn(trial=trial, chunk=index, state="started")
 
 

@@ -404,7 +404,7 @@ def _start(name: str, folder: Path) -> Outcome:
     from baton.errors import BatonError
     from baton.events import Event
     from baton.local import results
-    from baton.local.sweep import LocalSweep, export_best_trial
+    from baton.local.sweep import run_sweep
 
     told: list[str] = []
 
@@ -421,9 +421,7 @@ def _start(name: str, folder: Path) -> Outcome:
     try:
         if "sweep" in RUNS[name]:
             recipe = api.load(RUNS[name], store=store).localised()
-            best = LocalSweep(recipe, run_name, heard).run()
-            export_best_trial(recipe, best, run_name, heard)
-            result = results.result(best)
+            result = results.result(run_sweep(recipe, run_name, heard))
         else:
             result = api.run(RUNS[name], run_name, store=store, on_event=heard)
     except BatonError as error:
