@@ -25,7 +25,7 @@ from baton.compiler.pipeline_file import Pipeline
 from baton.events import Event
 from baton.kfp import processes
 from baton.local import engine, forkserver, results
-from baton.local.sweep import LocalSweep
+from baton.local.sweep import LocalSweep, run_sweep
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import ProofPart
@@ -447,6 +447,27 @@ def test_a_sweep_killed_in_a_chunk_goes_on_to_the_same_winner_and_bits(
     assert found["winner_run"]["state"] == "succeeded"
     assert found["winner_run"]["checkpoints"][-1]["digest"] == _digest(winner, 12)
     assert Path(found["winner_run"]["model_uri"], "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["own", "shared"])
+def test_a_damaged_checkpoint_of_the_best_trial_is_trained_again(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    path = _write_recipe(tmp_path, device=device, parameters={"training.learning_rate": [3e-2, 1e-3]})
+    recipe = load.with_values(_loaded(path), {"chunks.count": 2})
+    best = run_sweep(recipe, "d", lambda event: None)
+    digest = _digest(best, 12)
+    weights = next((tmp_path / "store/runs" / best.name / "checkpoints/step-00000012").rglob("model.safetensors"))
+    weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]) + weights.read_bytes()[1:])
+    for num_repaired in (1, 0):
+        heard: list[Event] = []
+        assert run_sweep(recipe, "d", heard.append).name == best.name
+        assert sum(isinstance(event, processes.StageRepaired) for event in heard) == num_repaired
+        assert sum(isinstance(event, events.Scored) for event in heard) == num_repaired, "one chunk, of the best trial"
+        assert _digest(best, 12) == digest
+        assert results.result(best)["state"] == "succeeded"
 
 
 @pytest.mark.slow
