@@ -158,12 +158,19 @@ def promote(run: Run, index: int) -> ProofPart | None:
 
 
 def has_ended(run: Run, chunk: int) -> bool:
-    """Tells whether a sweep's trial has ended a chunk: with a score, and a checkpoint that was checked and is there."""
-    with seals.stage(run, JUDGE, appends=False):
-        steps = {score.chunk: score.step for score in run.read_all(TrialScore, "scores")}
-        last = max(steps, default=0)
-        if chunk > last or (chunk == last and run.read(ProofPart, chunk) is None):
-            return False
+    """Tells whether a sweep's trial has ended a chunk: with a score, and a checkpoint that was checked and is there.
+
+    Damage in either, or in what the check has written, makes the chunk begin again, which repairs it.
+    """
+    try:
+        with seals.stage(run, JUDGE, appends=False):
+            steps = {score.chunk: score.step for score in run.read_all(TrialScore, "scores")}
+            last = max(steps, default=0)
+            is_checked = run.read(ProofPart, chunk) is not None
+            if chunk > last or (chunk == last and not (is_checked and run.read(Promoted))):
+                return False
+    except DamagedError:
+        return False
     newest = next(CheckpointStore(run).whole(), None)
     return newest is not None and newest.step >= steps.get(chunk, 0)
 

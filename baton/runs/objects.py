@@ -29,7 +29,7 @@ class Mend(StrEnum):
 SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK = "data-split", "tokenize", "tokenize-shard", "lr-find", "train-chunk"
 CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT = "checkpoint", "evaluate", "gate", "export", "report"
 FORK, ENTER, ADOPT = "fork", "enter", "adopt"  # a fork, a sweep's trial, and settings given to a run that exists
-JUDGE = "judge"  # of a sweep's rung: it reads trials' scores alone
+JUDGE = "judge"  # of a sweep's rung: it reads trials' scores, and whether their chunks have ended
 PROMOTE = "promote"  # of a retraining: it accepts an exported model
 ALL = (SPLIT, TOKENIZE, SHARD, LR_FIND, CHUNK, CHECKPOINT, EVALUATE, GATE, EXPORT, REPORT, FORK, ENTER, ADOPT, PROMOTE)
 LATER = (CHUNK, EVALUATE, GATE, EXPORT, REPORT)  # stages that use trained models
@@ -99,8 +99,8 @@ OBJECTS = (
     RunObject("quality.jsonl", Mend.STAGE, (SPLIT,)),
     RunObject("rejected.jsonl", Mend.STAGE, (SPLIT,)),
     RunObject("data-quality.html", Mend.STAGE, (SPLIT, TOKENIZE, REPORT)),
-    _document(documents.Promoted, Mend.STAGE, (CHECKPOINT,), readers=(REPORT,)),
-    _document(documents.ProofPart, Mend.STAGE, (CHECKPOINT,), readers=(REPORT,)),
+    _document(documents.Promoted, Mend.STAGE, (CHECKPOINT,), readers=(REPORT, JUDGE)),
+    _document(documents.ProofPart, Mend.STAGE, (CHECKPOINT,), readers=(REPORT, JUDGE)),
     RunObject("proof/restored-*.json", Mend.STAGE, (CHUNK,), readers=(REPORT,)),
     _document(outcomes.TrialScore, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
     _document(outcomes.TrialRows, Mend.SEAL, (CHUNK,), readers=(CHUNK, JUDGE)),
