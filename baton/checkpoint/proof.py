@@ -163,11 +163,12 @@ def has_ended(run: Run, chunk: int) -> bool:
     Damage in either, or in what the check has written, makes the chunk begin again, which repairs it.
     """
     try:
-        with seals.stage(run, JUDGE, appends=False):
+        with seals.stage(run, JUDGE, appends=False) as ledger:
             steps = {score.chunk: score.step for score in run.read_all(TrialScore, "scores")}
             last = max(steps, default=0)
             is_checked = run.read(ProofPart, chunk) is not None
-            if chunk > last or (chunk == last and not (is_checked and run.read(Promoted))):
+            is_lost = not is_checked and ledger.expected(ProofPart.file_name(chunk)) is not None
+            if chunk > last or is_lost or (chunk == last and not (is_checked and run.read(Promoted))):
                 return False
     except DamagedError:
         return False
