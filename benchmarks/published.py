@@ -201,7 +201,6 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "main": _readme,
     "virtual": partial(_row_table, "virtual"),
     "searches": partial(_row_table, "searches"),
-    "sweep": partial(_row_table, "sweep"),
 }
 FILLED = ("README.md", "docs/internals/multi-gpu.md", "docs/guides/sweeps-and-forks.md")
 TABLE_HEAD = "| | Baton | compared with | ratio | goal | met |\n|---|---|---|---|---|---|\n"

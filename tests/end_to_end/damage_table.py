@@ -44,6 +44,7 @@ ABSENT = {
     "rejected.jsonl": "of broken rows",
     "restarts/*.json": "of a lost process",
     "retrain.json": "of a retraining",
+    "rows/chunk-*.json": "of `sweep.halving.sure`",
     "samples/*.json": "of `evaluation.sample_every`",
     "skips/step-*.json": "of a step that the guard found",
     "start/*": "of a fork",
