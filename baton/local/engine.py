@@ -151,7 +151,7 @@ def run(
 ) -> None:
     """Runs a compiled pipeline to its end; output other than events goes to the log called `name`.
 
-    It goes back once where a stage has marked damage, after `repair`, which repeats what is not in the pipeline.
+    It goes back once where a stage has marked damage, after `repair`, for stages that the pipeline lacks.
     Of stages that run at once, one at a time has `on_event`.
     """
     for may_repair in (True, False):
