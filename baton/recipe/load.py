@@ -82,6 +82,15 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
         raise UserError("\n  ".join([f"recipe {origin!r} has {error.error_count()} problem(s):", *lines])) from None
 
 
+def stored(document: dict[str, Any], *, origin: str) -> Recipe:
+    """Checks the recipe of a run or sweep in the store, which was checked before it was written there."""
+    try:
+        return validate(document, origin=origin)
+    except UserError as error:
+        remedy = "It is damaged, or of another Baton: put it back from a copy of the store, or choose another name."
+        raise UserError(error.message, remedy=remedy) from None
+
+
 def _written(document: Mapping[str, Any], location: tuple[str | int, ...]) -> str | None:
     """Returns a scalar's text in the recipe, None where that is not known."""
     if not isinstance(document, _Read):

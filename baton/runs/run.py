@@ -214,7 +214,7 @@ class Run(DocumentFolder):
         if head is None:
             return recipe
         self.require_continued(head)
-        before = load.validate(head.recipe, origin=self.uri)
+        before = load.stored(head.recipe, origin=self.uri)
         bases = [EXPORTED.sub(r"\g<store>/\g<prefix>", each.model.base or "") for each in (before, recipe)]
         if bases[0] == bases[1]:  # an export that was made again has another address; its content is pinned
             recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"base": before.model.base})})
@@ -231,7 +231,7 @@ class Run(DocumentFolder):
     def recipe(self) -> Recipe:
         head = self.need(documents.RunInfo)
         head.made.require_known(f"run {self.name!r}")
-        return load.validate(head.recipe, origin=self.uri)
+        return load.stored(head.recipe, origin=self.uri)
 
     def resolved_recipe(self) -> Recipe:
         """Returns the recipe with the learning rate and micro-batch size found for this run."""

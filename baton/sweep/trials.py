@@ -92,7 +92,7 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[search.Bracket]) ->
         if sweep.write_new(head):
             return
         existing = sweep.document()
-    before = load.validate(existing.recipe, origin=sweep.uri)
+    before = load.stored(existing.recipe, origin=sweep.uri)
     if changed := load.changed_paths(_identity(before), _identity(recipe)):
         raise UserError(
             f"sweep {sweep.name!r} was started with another recipe: {'; '.join(changed)}.",
@@ -148,7 +148,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     else:
         add_trials(sweep, recipe, planned, planned[bracket - 1])
     # By the recipe in the store, as `create_trials` names them: the given one may have another address of the rows.
-    stored = load.validate(sweep.document().recipe, origin=sweep.uri)
+    stored = load.stored(sweep.document().recipe, origin=sweep.uri)
     names = _preparation_names(sweep, bracket_trials(sweep, stored, bracket))
     preparations: dict[str, dict[str, str]] = {}
     trials = bracket_trials(sweep, recipe, bracket)
@@ -178,7 +178,7 @@ def _about(sweep: Sweep, recipe: Recipe, trial: TrialEntry, parent: str | None) 
 
 def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     """Creates the runs of a bracket's trials with their prepared data, and returns the runs' addresses."""
-    recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
+    recipe = load.stored(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
     names, prepared, limit = _preparation_names(sweep, trials), {}, _limit(recipe)
     parent = tracking_parent(sweep, recipe)
@@ -195,7 +195,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
             ledger.writes |= shared
             if limit:  # what a judge has given since then stays
                 before = run.read(RunInfo)
-                own = load.validate(before.recipe, origin=run.uri) if before else _allowed(own, limit / len(trials))
+                own = load.stored(before.recipe, origin=run.uri) if before else _allowed(own, limit / len(trials))
             run.create(own, made)
             for kind, document in documents.items():
                 if document is not None:
@@ -273,7 +273,7 @@ def decide(
 def rank_trials(sweep: Sweep, number: int) -> RungResult:
     """Judges a rung and writes the verdict, or adds new requests to one judged before; BatonError if none advances."""
     document = sweep.document()
-    recipe = load.validate(document.recipe, origin=sweep.uri)
+    recipe = load.stored(document.recipe, origin=sweep.uri)
     rungs = [rung for bracket in search.brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}

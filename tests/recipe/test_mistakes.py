@@ -253,3 +253,14 @@ def test_names_of_other_trainers_are_none_of_ours_where_they_stand() -> None:
 def test_a_merged_key_is_no_second_one() -> None:
     text = "a: &x {k: 1, l: 2}\nb:\n  <<: *x\n  k: 3\n"
     assert yaml.load(text, yaml_text.Loader)["b"] == {"k": 3, "l": 2}
+
+
+@pytest.mark.parametrize("changes", [{"modal": {}}, {"seed": "x"}, {"model": None}])
+def test_a_recipe_of_the_store_that_is_none_has_a_remedy(
+    scratch_recipe: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    assert load.stored(scratch_recipe, origin="store/sweeps/s").name
+    with pytest.raises(UserError, match="1 problem") as told:
+        load.stored({**scratch_recipe, **changes}, origin="store/sweeps/s")
+    assert told.value.remedy
+    assert "copy of the store" in told.value.remedy
