@@ -47,6 +47,7 @@ class LocalSweep:
         self.recipe = recipe
         self.sweep = Sweep.open(f"{recipe.store.uri}/sweeps/{name}")
         self._on_event = on_event
+        self._prepared: set[str] = set()  # runs whose data this start has made, or found whole
         self._launch = forkserver.launcher()
         self._trainer = RungTrainer(self.sweep, on_event, self._launch)
 
@@ -84,9 +85,11 @@ class LocalSweep:
             arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
             preparations = self._stage(events.Prepares, "begin", *arguments).preparations
         for preparation in preparations:
-            prepared = load.loads(preparation["recipe"])
-            with processes.environment(**{ORIGIN["until"]: "data"}):  # whole data is found done
-                processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
+            if preparation["run"] not in self._prepared:
+                prepared = load.loads(preparation["recipe"])
+                with processes.environment(**{ORIGIN["until"]: "data"}):
+                    processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
+                self._prepared.add(preparation["run"])
         runs = self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
         for uri in runs:
             begun.note_here(uri.rpartition("/")[2], uri, [])
