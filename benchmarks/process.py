@@ -222,7 +222,7 @@ class OtherLoad:
     """
 
     def __init__(self, names: Collection[str], pids: Callable[[], Collection[int]]) -> None:
-        self._names, self._pids = names, pids
+        self._names, self._pids, self._own = names, pids, set[int]()
         self._began, self._seconds = time.monotonic(), 0.0
         self._last = self._look()
         self._over = threading.Event()
@@ -243,11 +243,12 @@ class OtherLoad:
         self._seconds += sum(spent - last.get(pid, 0.0) for pid, spent in self._last.items())
 
     def _look(self) -> dict[int, float]:
-        own = {os.getpid(), *self._pids(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        # A descendant stays one after its parent's death, until it is gone.
+        self._own |= {os.getpid(), *self._pids(), *(child.pid for child in psutil.Process().children(recursive=True))}
         found = {}
         for process in psutil.process_iter(["cpu_times", "name"]):
             times = process.info["cpu_times"]
-            if process.pid not in own and process.info["name"] not in self._names and times:
+            if process.pid not in self._own and process.info["name"] not in self._names and times:
                 found[process.pid] = times.user + times.system
         return found
 

@@ -92,6 +92,21 @@ def test_the_load_by_others_has_neither_descendants_nor_the_server() -> None:
             os.kill(other, signal.SIGKILL)
 
 
+def test_a_descendant_that_outlives_its_parent_is_none_of_the_others() -> None:
+    """As a rank of a killed chunk, until it is reaped."""
+    with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout
+        child = int(shell.stdout.readline())
+        load = OtherLoad([], set)
+        shell.kill()
+    try:
+        assert child not in load._look()
+        assert child in OtherLoad([], set)._look(), "the control: nobody has seen its parent"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        load.end()
+
+
 def test_the_load_by_others_counts_their_processor_time() -> None:
     began, load = time.monotonic(), OtherLoad([], set)
     subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{SPIN}" >&- 2>&- &'], check=True)
