@@ -199,8 +199,7 @@ def _row_table(name: str, known: Mapping[str, Any]) -> str:
 
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "main": _readme,
-    "virtual": partial(_row_table, "virtual"),
-    "searches": partial(_row_table, "searches"),
+    **{name: partial(_row_table, name) for name in ("virtual", "searches", "sweep")},
 }
 FILLED = ("README.md", "docs/internals/multi-gpu.md", "docs/guides/sweeps-and-forks.md")
 TABLE_HEAD = "| | Baton | compared with | ratio | goal | met |\n|---|---|---|---|---|---|\n"

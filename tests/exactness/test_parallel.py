@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from baton import fork
@@ -73,6 +76,26 @@ def test_checkpoints_that_follow_each_other_are_the_same_steps_in_all_processes(
     assert len(run.attempts(1)[-1].save_stalls) > 1, "one that the clock of the first has called for, and the last"
     assert legs.losses(run) == legs.losses(whole("ddp"))
     assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", ["1", "0"], ids=["forked", "fresh"])
+def test_all_processes_end_with_their_stage(warm: str, recipes: dict[str, Recipe], legs: Any) -> None:
+    """They would train on beside those that take their place."""
+    run = legs.prepare(parallel(legs, recipes, "ddp", training__epochs=100_000), f"parallel-orphans-{warm}")
+    command = [sys.executable, "-m", "baton.kfp.process", "train_chunk", run.uri, "1"]
+    given = {**os.environ, "BATON_FORKSERVER": warm, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) as stage:
+        try:
+            assert stage.stderr
+            assert any("step step=2 " in line for line in stage.stderr)
+            below = psutil.Process(stage.pid).children(recursive=True)
+        finally:
+            stage.kill()
+    deadline = time.monotonic() + 20
+    while alive := [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
