@@ -31,7 +31,8 @@ def _halfway(name: str, recipes: dict[str, Recipe], legs: Any) -> Run:
 @pytest.mark.parametrize(
     ("ends", "times", "said"),
     [
-        ("killed", 2, "the process of chunk 2 was ended by SIGKILL."),
+        ("killed", 1, "the process of chunk 2 was ended by SIGKILL."),
+        pytest.param("killed", 2, "the process of chunk 2 was ended by SIGKILL.", marks=pytest.mark.slow),
         pytest.param("segfault", 1, "the process of chunk 2 was ended by SIGSEGV.", marks=pytest.mark.slow),
         ("device", 1, "RuntimeError: CUDA error: an illegal memory access was encountered"),
         pytest.param("store", 1, "store 's3://baton' does not answer.", marks=pytest.mark.slow),
@@ -40,7 +41,7 @@ def _halfway(name: str, recipes: dict[str, Recipe], legs: Any) -> Run:
 def test_a_lost_process_is_followed_by_a_fresh_one(
     ends: str, times: int, said: str, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
 ) -> None:
-    run = _halfway(f"lost-{ends}", recipes, legs)
+    run = _halfway(f"lost-{ends}-{times}", recipes, legs)
     code, printed = legs.leg(legs.chunk_in_a_pod, run.uri, 2, 10, ends, times, str(tmp_path))
     assert code == 0, printed
     assert printed.count("restarted chunk=2") == times
@@ -170,6 +171,7 @@ def test_on_s3_a_lost_process_is_followed_by_others(
     assert CheckpointStore(run).steps()[-1] == run.plan().targets[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no spare process where none is forked")
 def test_the_process_that_waits_ends_with_its_stage(recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
     run = _halfway("orphaned-spare", recipes, legs)

@@ -435,6 +435,7 @@ def test_an_outcome_that_is_not_there_is_one_message(folder: Path, backend: Back
     assert "outcomes/0123.json does not exist; expected the result of retraining '0123'." in done.stderr
 
 
+@pytest.mark.slow
 def test_an_object_that_arrives_starts_the_uploaded_pipeline(folder: Path, backend: Backend) -> None:
     source = yaml.safe_load((ROOT / "examples/argo-events/event-source.yml").read_text(encoding="utf-8"))
     sensor = yaml.safe_load((ROOT / "examples/argo-events/sensor.yml").read_text(encoding="utf-8"))

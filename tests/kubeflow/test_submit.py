@@ -72,9 +72,9 @@ def test_the_kfp_command_submits_under_its_old_name(kfp_api: Any, two_step_packa
     ("arguments", "complaint"),
     [
         (["num_rows=3", "typo=1"], "unknown parameter typo"),
-        (["num_rows=3.5"], "num_rows is 3.5, expected NUMBER_INTEGER"),
+        pytest.param(["num_rows=3.5"], "num_rows is 3.5, expected NUMBER_INTEGER", marks=pytest.mark.slow),
         (["num_rows=3", "label=0012"], "label is 12, expected STRING"),
-        ([], "num_rows is required"),
+        pytest.param([], "num_rows is required", marks=pytest.mark.slow),
     ],
     ids=["unknown", "wrong type", "a string that kfp reads as a number", "missing"],
 )
@@ -90,6 +90,7 @@ def test_the_api_refuses_wrong_parameters(
     assert kfp_api.runs == {}
 
 
+@pytest.mark.slow
 def test_the_kfp_command_uploads_and_lists(kfp_api: Any, two_step_package: Path, tmp_path: Path, submit_to: Any):
     uploaded = run_kfp(kfp_api, tmp_path, "pipeline", "create", "-p", "two steps", str(two_step_package))
     submitted = submit_to(kfp_api.url, two_step_package)

@@ -120,7 +120,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start", ["forked", "fresh"])
+@pytest.mark.parametrize("start", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
 def test_a_launchers_kill_ends_its_stages(start: str, probe: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     with subprocess.Popen([sys.executable, "launcher.py", start], stdout=subprocess.PIPE, text=True) as launcher:
