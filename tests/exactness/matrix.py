@@ -128,7 +128,7 @@ class Cell:
 def cells() -> Iterator[Cell]:
     """Yields the whole matrix."""
     for method in METHODS:
-        yield Cell(method, "full", "plain", quick=True)
+        yield Cell(method, "full", "plain", quick=method in ("sft", "pretrain", "dpo", "grpo", "distillation"))
         yield Cell(method, "lora", "dropout", dropping(method, 0.3), quick=method in ("sft", "grpo"))
         yield Cell(method, "full", "accumulation", training(micro_batch_size=2))
         yield Cell(method, "full", "gradient checkpointing", training(gradient_checkpointing=True))

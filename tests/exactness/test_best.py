@@ -21,6 +21,7 @@ RISING = {
 """A learning rate that grows until the loss, which fell, leaps about."""
 
 
+@pytest.mark.slow
 def test_the_best_state_is_the_result_wherever_chunks_end(recipes: dict[str, Recipe], legs: Any) -> None:
     recipe = legs.changed(recipes["scratch"], export__checkpoint="best", chunks__keep={"last": 1, "best": 1}, **RISING)
     found = {}

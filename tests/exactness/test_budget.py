@@ -125,6 +125,7 @@ def ended(recipe: Recipe, legs: Any, inside: Any) -> Run:
     return run
 
 
+@slow
 def test_without_a_budget_no_document_tells_of_one(recipe: Recipe, ended: Run, legs: Any, inside: Any) -> None:
     plain = legs.prepare(legs.changed(recipe, budget=None), "budget-none")
     legs.train(plain)

@@ -61,6 +61,7 @@ def test_estimated_on_the_cpu_and_kept(recipes: dict[str, Recipe], legs: Any, au
     assert code == 0, printed
 
 
+@pytest.mark.slow
 def test_tried_on_a_gpu_without_a_trace(recipes: dict[str, Recipe], legs: Any, auto: Any) -> None:
     run = auto("micro-tried")
     for index in (1, 2):

@@ -31,6 +31,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 BEFORE = "before-rooms"
 WHOLE = (BEFORE, "before-house")
 """Sets with a case of each kind."""
+QUICK = {BEFORE: ("full", "grpo"), "before-house": ("lora", "ddp")}
 SETS = (*WHOLE, "before-formats", "formats-1")
 EXPECTED: dict[str, dict[str, Any]] = {
     name: json.loads((ASSETS / name / "expected.json").read_text(encoding="utf-8")) for name in (*SETS, "loss-1")
@@ -183,7 +184,7 @@ def compare(case: Case, made: dict[str, Any], whole: Case, control: Case) -> Non
 @pytest.mark.parametrize(
     ("of", "name"),
     [
-        pytest.param(of, name, marks=() if of != BEFORE or name in ("full", "grpo") else pytest.mark.slow)
+        pytest.param(of, name, marks=() if name in QUICK[of] else pytest.mark.slow)
         for of in WHOLE
         for name in CONTROLS
         if (of, name) != (BEFORE, "orpo")

@@ -73,6 +73,7 @@ def counting(own: Recipe, tmp_path: Path, legs: Any) -> Recipe:
     return legs.changed(recipe, chunks=chunks, evaluation__every=None, training__log_every=1)
 
 
+@pytest.mark.slow
 def test_code_that_keeps_a_state_goes_on_with_it_in_other_processes(counting: Recipe, legs: Any) -> None:
     whole = legs.prepare(legs.changed(counting, chunks__count=1, chunks__checkpoint_every=None), "whole")
     parts, control = legs.prepare(counting, "parts"), legs.prepare(counting, "control")
