@@ -64,7 +64,7 @@ def check(sealed: SealedRun, planter: RunPlanter, count: int) -> collections.Cou
 def test_changes_of_random_objects_are_found_and_not_obeyed(
     sealed: SealedRun, planter: RunPlanter, as_stage: None
 ) -> None:
-    assert len(check(sealed, planter, 26)) >= 8
+    assert len(check(sealed, planter, 52)) >= 8
 
 
 @pytest.mark.slow
