@@ -244,6 +244,7 @@ class OtherLoad:
 
     def _look(self) -> dict[int, float]:
         # A descendant stays one after its parent's death, until it is gone.
+        self._own &= set(psutil.pids())
         self._own |= {os.getpid(), *self._pids(), *(child.pid for child in psutil.Process().children(recursive=True))}
         found = {}
         for process in psutil.process_iter(["cpu_times", "name"]):
