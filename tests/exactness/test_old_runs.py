@@ -32,6 +32,7 @@ BEFORE = "before-rooms"
 WHOLE = (BEFORE, "before-house")
 """Sets with a case of each kind."""
 QUICK = {BEFORE: ("full", "grpo"), "before-house": ("lora", "ddp")}
+"""Cases of each set that `make test` runs."""
 SETS = (*WHOLE, "before-formats", "formats-1")
 EXPECTED: dict[str, dict[str, Any]] = {
     name: json.loads((ASSETS / name / "expected.json").read_text(encoding="utf-8")) for name in (*SETS, "loss-1")
