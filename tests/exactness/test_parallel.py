@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,19 @@ def test_checkpoints_that_follow_each_other_are_the_same_steps_in_all_processes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("warm", ["1", "0"], ids=["forked", "fresh"])
-def test_all_processes_end_with_their_stage(warm: str, recipes: dict[str, Recipe], legs: Any) -> None:
+def test_all_processes_end_with_their_stage(warm: str, recipes: dict[str, Recipe], legs: Any, tmp_path: Path) -> None:
     """They would train on beside those that take their place."""
     run = legs.prepare(parallel(legs, recipes, "ddp", training__epochs=100_000), f"parallel-orphans-{warm}")
-    command = [sys.executable, "-m", "baton.kfp.process", "train_chunk", run.uri, "1"]
-    given = {**os.environ, "BATON_FORKSERVER": warm, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) as stage:
+    command, told = [sys.executable, "-m", "baton.kfp.process", "train_chunk", run.uri, "1"], tmp_path / "told"
+    # A file: processes that train on could not write to a pipe that nobody reads, and would end by that.
+    with (
+        told.open("w") as file,
+        subprocess.Popen(command, env={**os.environ, "BATON_FORKSERVER": warm}, stdout=file, stderr=file) as stage,
+    ):
         try:
-            assert stage.stderr
-            assert any("step step=2 " in line for line in stage.stderr)
+            while "step step=2 " not in told.read_text():
+                assert stage.poll() is None, told.read_text()
+                time.sleep(0.1)
             below = psutil.Process(stage.pid).children(recursive=True)
         finally:
             stage.kill()
