@@ -240,17 +240,15 @@ def _is_in_bundle(name: str) -> bool:
 
 def follows(seal: Seal, before: Seal | None) -> Iterator[str]:
     """Yields how a seal does not continue the previous one; nothing where that cannot be read."""
-    if before is None:
-        if seal.number == 1 and seal.previous:
-            yield "seal 1 names one before it"
+    if before is None and seal.number > 1:
         return
-    if seal.previous != before.digest:
+    if before is None and seal.previous:
+        yield "seal 1 names one before it"
+    elif before and seal.previous != before.digest:
         yield f"seal {seal.number} continues another seal {before.number} than this store's"
-    changed = {name for name, entry in seal.state.items() if entry.seal == seal.number}
+    changed = {name: entry.sha256 for name, entry in seal.state.items() if entry.seal == seal.number}
     kept = {name: entry for name, entry in seal.state.items() if name not in changed}
-    if not kept.items() <= before.state.items() or {name: seal.state[name].sha256 for name in changed}.items() > (
-        seal.written.items()
-    ):
+    if not (kept.items() <= (before.state.items() if before else set()) and changed.items() <= seal.written.items()):
         yield f"seal {seal.number} states what no stage wrote"
 
 
