@@ -46,7 +46,7 @@ class Server:
         self.max_bytes, self.reset = max_bytes, reset
         self.generation = 0
         self.written = 0
-        self._since_reset = 0
+        self._since_reset = max_bytes if reset else 0  # earlier processes may have filled the server
         self._moto: Moto | None = None
         self._front: subprocess.Popen[str] | None = None
         self._is_slow = False

@@ -18,6 +18,7 @@ import pytest
 from benchmarks import theirs
 from benchmarks.process import OtherLoad
 from benchmarks.rows.searches import halved
+from benchmarks.server import Server
 from benchmarks.shaping import BURST, TokenBucket
 from benchmarks.theirs import KINDS, Kind
 
@@ -64,6 +65,21 @@ def test_a_slower_network_passes_every_byte_and_takes_its_time(server: int, rate
     assert answer == body[::-1]
     assert seconds >= 0.9 * least, "a round trip to connect, one for the request, and both ways at the rate"
     assert front.returncode == 0
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_room_is_made_on_a_server_that_earlier_processes_may_have_filled(
+    s3_store: str, resets: bool, tmp_path: Path
+) -> None:
+    """Then after `max_bytes`. Without a command it is taken for empty."""
+    server = Server(100, f"echo >> {tmp_path}/resets" if resets else None)
+    generations = []
+    for num_bytes in (60, 30, 30):
+        server.expect(num_bytes)
+        generations.append(server.generation)
+    server.close()
+    assert generations == ([2, 2, 3] if resets else [1, 1, 2])
+    assert not resets or (tmp_path / "resets").read_text() == "\n\n"
 
 
 def test_connections_share_one_bucket() -> None:
