@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -53,10 +54,16 @@ def index(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    return tmp_path / "venv" / "bin" / "python"
+def environment(fresh: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(fresh, tmp_path / "venv", symlinks=True)) / "bin" / "python"
 
 
 def install(python: Path, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
