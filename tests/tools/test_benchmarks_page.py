@@ -102,6 +102,26 @@ def test_committed_pages_are_current() -> None:
         assert (published.ROOT / name).read_text(encoding="utf-8") == text, "run python -m benchmarks.published"
 
 
+def test_every_missed_goal_has_its_reason() -> None:
+    known = json.loads((published.ROOT / published.FIGURES).read_text(encoding="utf-8"))
+    missed = {(name, each["what"]) for name, row in known.items() for each in row["figures"] if each["met"] is False}
+    assert missed <= {(name, what) for name, reasons in published.MISSES.items() for what in reasons}
+
+
+def test_the_reason_of_a_missed_goal_has_its_figures(root: Path) -> None:
+    figures = [
+        Figure(what=what, unit="%", ours=[ours], theirs=[50.0], other="script", at_least=goal)
+        for what, ours, goal in (
+            ("goodput, a kill every 60 s", 88.0, 90.0),
+            ("its bound, a kill every 60 s", 92.0, None),
+        )
+    ]
+    published.publish(_document("goodput", _row(figures=figures)), root)
+    page = (root / "docs/trust/benchmarks.md").read_text(encoding="utf-8")
+    assert "- [goodput: goodput, a kill every 60 s](../internals/benchmarks.md#goodput): the bound is 92%.\n" in page
+    assert page.count("](../internals/benchmarks.md#goodput): ") == 1
+
+
 def test_every_row_is_published_or_named_as_not_measured() -> None:
     known = json.loads((published.ROOT / published.FIGURES).read_text(encoding="utf-8"))
     page = published.pages(known)["docs/internals/benchmarks.md"]
