@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from baton.checkpoint import retention
+from baton.checkpoint.chain import CHAIN_FILE, SIGNATURE_FILE
 from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.local import results
 from baton.prove import prove
@@ -30,8 +31,8 @@ _MAY_STAY = re.compile(rf"{_CHECKPOINT.pattern}|(checkpoints|exports?)/.*/?remov
 """Manifests that are looked at by themselves, and marks of removals."""
 _MANY = ("records/", "metrics/", "restarts/", "proof/restored-", "progress.json")
 """What each attempt leaves one of, or none, as it should."""
-_OF_A_RUN = ("README.md", "baton.json")
-"""Files of an export that name their run."""
+_OF_A_RUN = ("README.md", "baton.json", CHAIN_FILE, SIGNATURE_FILE)
+"""Files of an export that name their run, or state what its stages did."""
 
 
 @dataclass(frozen=True)
